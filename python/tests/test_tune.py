@@ -578,6 +578,196 @@ def test_the_next_fit_removes_what_a_killed_program_has_left(waiting, tmp_path, 
     assert not left.exists()
 
 
+SEARCH = """
+import sys
+import tempfile
+import time
+from pathlib import Path
+from wingbeat import tune
+
+HERE = Path(__file__).parent
+
+def train(config):
+    with open(HERE / f"calls-{config['x']}", "a") as calls:
+        calls.write(f"{config['drawn']}\\n")
+    start = 0
+    if checkpoint := tune.get_checkpoint():
+        start = int((Path(checkpoint.path) / "step").read_text()) + 1
+    for step in range(start, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            kept = tune.Checkpoint.from_directory(folder) if config["x"] == 1 else None
+            tune.report({"step": step, "start": start}, checkpoint=kept)
+        while step == 2 and config["x"] in (1, 2) and not (HERE / "open").exists():
+            time.sleep(0.01)
+    if config["x"] == 0:
+        raise ValueError("always")
+
+if __name__ == "__main__":
+    space = {"x": tune.grid_search([0, 1, 2, 3, 4]), "drawn": tune.uniform(0, 1)}
+    tune.Tuner(
+        train, param_space=space, tune_config=tune.TuneConfig(max_concurrent_trials=2, metric="step", mode="max"),
+        run_config=tune.RunConfig(name="search", storage_path=HERE),
+    ).fit()
+"""
+
+
+@pytest.fixture
+def killed(four_cpus, write, tmp_path, monkeypatch):
+    """The folder of a search whose program was killed when one trial had failed and two had come to their third steps."""
+    for name, value in four_cpus.items():
+        monkeypatch.setenv(name, value)
+    process = subprocess.Popen([sys.executable, write("search.py", SEARCH)], env=four_cpus, cwd=tmp_path)
+    folder = tmp_path / "search"
+
+    def reports(number):
+        file = folder / f"trial_{number:05}" / "metrics.jsonl"
+        return file.read_text().count("\n") if file.exists() else 0
+
+    until(lambda: reports(1) == 3 and reports(2) == 3, process)
+    process.kill()
+    process.wait()
+    (tmp_path / "open").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def test_a_search_whose_program_was_killed_goes_on(killed, tmp_path):
+    import search
+
+    assert tune.Tuner.can_restore(killed) and not tune.Tuner.can_restore(tmp_path)
+    with pytest.raises(FileExistsError, match="or go on with Tuner.restore"):
+        tune.Tuner(search.train, run_config=tune.RunConfig(name="search", storage_path=tmp_path)).fit()
+    grid = tune.Tuner.restore(killed, search.train).fit()
+    assert [result.config["x"] for result in grid] == [0, 1, 2, 3, 4]
+    assert [result.metrics["start"] for result in grid] == [0, 3, 0, 0, 0]
+    assert [[report["step"] for report in result.reports] for result in grid] == [[0, 1, 2, 3]] * 5
+    assert str(grid[0].error) == f"trial trial_00000 (x=0, drawn={grid[0].config['drawn']:.4g}) failed: rank 0: ValueError: always"
+    assert [grid[number].error for number in range(1, 5)] == [None] * 4 and grid[1].checkpoint is not None
+    calls = [(tmp_path / f"calls-{x}").read_text().split() for x in range(5)]
+    assert [len(one) for one in calls] == [1, 2, 2, 1, 1] and all(len(set(one)) == 1 for one in calls)
+    assert len({one[0] for one in calls}) == 5
+    # Once more, with what had failed.
+    again = tune.Tuner.restore(killed, lambda config: {"step": 9.0}, restart_errored=True).fit()
+    assert again.num_errors == 0 and [result.metrics["step"] for result in again] == [9, 3, 3, 3, 3]
+    with pytest.raises(ValueError, match="either go on"):
+        tune.Tuner.restore(killed, search.train, resume_errored=True, restart_errored=True)
+    with pytest.raises(FileNotFoundError, match="has no trials to go on with"):
+        tune.Tuner.restore(tmp_path / "nothing", search.train)
+
+
+def test_trials_that_ran_may_be_left_and_the_same_values_are_drawn(killed, tmp_path):
+    import search
+
+    grid = tune.Tuner.restore(killed, search.train, resume_unfinished=False).fit()
+    assert [result.was_stopped for result in grid] == [False, True, True, False, False]
+    assert [len(result.reports) for result in grid] == [4, 3, 3, 4, 4]
+
+
+def test_searchers_and_schedulers_go_on_where_they_were():
+    import cloudpickle
+
+    space = {"x": tune.uniform(0, 1), "n": tune.grid_search([1, 2])}
+    search = BasicVariantGenerator()
+    search.begin(space, 3, None, None)
+    first = [search.suggest("") for _ in range(3)]
+    copy = cloudpickle.loads(cloudpickle.dumps(search))
+    rest = [search.suggest("") for _ in range(4)]
+    assert [copy.suggest("") for _ in range(4)] == rest and rest[-1] is None and first[0] != rest[0]
+    bayes = OptunaSearch(metric="y", mode="min", seed=1)
+    bayes.begin({"x": tune.uniform(0, 1)}, 5, None, None)
+    bayes.suggest("a")
+    copy = cloudpickle.loads(cloudpickle.dumps(bayes))
+    copy.on_trial_complete("a", {"y": 1.0})
+    assert copy.suggest("b") is not None
+    asha = ASHAScheduler(metric="y", mode="min", max_t=10)
+    assert asha.on_trial_result("a", {"training_iteration": 1, "y": 1.0}) == CONTINUE
+    assert cloudpickle.loads(cloudpickle.dumps(asha)).on_trial_result("b", {"training_iteration": 1, "y": 2.0}) == STOP
+
+
+def test_two_searches_of_one_name_do_not_mix(four_cpus, write, tmp_path):
+    program = write("both.py", """
+        from wingbeat import tune
+
+        if __name__ == "__main__":
+            run = tune.RunConfig(name="same", storage_path="runs")
+            try:
+                print(tune.Tuner(lambda config: {"x": config["x"]}, param_space={"x": tune.grid_search([1, 2, 3])}, run_config=run).fit())
+            except FileExistsError as error:
+                print("refused", error)
+    """)
+    both = [subprocess.Popen([sys.executable, program], env=four_cpus, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(one.communicate(timeout=DEADLINE_SECONDS)[0] for one in both)
+    assert said[0].startswith("ResultGrid(3 trials, 0 failed") and "give RunConfig another name" in said[1], said
+
+
+def test_a_folder_in_use_is_not_gone_on_with_and_one_without_trials_is_removed(tmp_path, monkeypatch):
+    from wingbeat.tune._experiment import Experiment
+
+    first = Experiment(str(tmp_path / "search"), is_new=True)
+    first.save({})
+    with pytest.raises(RuntimeError, match="another program runs the trials in"):
+        Experiment(str(tmp_path / "search"), is_new=False)
+    first.close()
+    Experiment(str(tmp_path / "search"), is_new=False).close()
+    monkeypatch.setenv("WINGBEAT_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(RuntimeError, match="does not answer"):
+        tune.Tuner(print, run_config=tune.RunConfig(name="other", storage_path=tmp_path)).fit()
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_metric_that_no_trial_reports_is_named(fit, capfd):
+    def train(config):
+        for step in range(3):
+            tune.report({"loss": 1.0})
+
+    with pytest.raises(ValueError, match="no trial has reported 'los', as metric='los' says; reported were 'loss', "):
+        fit(train, metric="los", mode="min", max_concurrent_trials=1, num_samples=3)
+    assert "trial_00000 reports no 'los', as metric='los' says" in capfd.readouterr().err
+
+
+def test_a_stop_that_cannot_be_compared_is_refused(fit, tmp_path):
+    run = tune.RunConfig(name="stops", storage_path=tmp_path, stop={"iterations": 2})
+    with pytest.raises(ValueError, match="no trial has reported 'iterations', as RunConfig.stop={'iterations': …}. says"):
+        fit(lambda config: {"loss": 1.0}, run=run)
+    with pytest.raises(NotImplementedError, match="RunConfig.stop=<function"):
+        tune.RunConfig(stop=lambda trial_id, result: True)
+    with pytest.raises(ValueError, match="'loss': '3'"):
+        tune.RunConfig(stop={"loss": "3"})
+
+
+def test_a_search_whose_cluster_is_gone_ends_and_goes_on_on_another(own_cluster, four_cpus, tmp_path, monkeypatch):
+    from wingbeat.tune import _cluster
+
+    own_cluster.worker()
+    for name, value in own_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_cluster, "_BACK_S", 1)
+
+    class Ends(Searcher):
+        def __init__(self):
+            self.left = 4
+
+        def suggest(self, trial_id):
+            self.left -= 1
+            return {} if self.left >= 0 else None
+
+        def on_trial_complete(self, trial_id, result=None, error=False):
+            if self.left == 2 and "ended" not in os.environ:
+                own_cluster.end()
+                own_cluster.daemons.clear()
+
+    run = tune.RunConfig(name="search", storage_path=tmp_path)
+    config = tune.TuneConfig(search_alg=Ends(), max_concurrent_trials=1)
+    with pytest.raises(tune.ClusterLostError, match="has not answered for 1 s, and trials fail; go on with Tuner.restore"):
+        tune.Tuner(lambda config: {"y": 1.0}, tune_config=config, run_config=run).fit()
+    for name, value in four_cpus.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ended", "yes")
+    grid = tune.Tuner.restore(tmp_path / "search", lambda config: {"y": 1.0}).fit()
+    assert len(grid) == 4 and grid.num_errors == 0
+
+
 def test_in_a_terminal_a_table_shows_the_trials(four_cpus, write, tmp_path):
     program = write("shows.py", """
         from wingbeat import tune

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::cache;
 
 /// Files of the package, by their paths in it.
-const FILES: [(&str, &str); 85] = [
+const FILES: [(&str, &str); 86] = [
     ("__init__.py", include_str!("../python/__init__.py")),
     ("_command.py", include_str!("../python/_command.py")),
     ("_errors.py", include_str!("../python/_errors.py")),
@@ -85,6 +85,7 @@ const FILES: [(&str, &str); 85] = [
     ("tune/__init__.py", include_str!("../python/tune/__init__.py")),
     ("tune/_cluster.py", include_str!("../python/tune/_cluster.py")),
     ("tune/_config.py", include_str!("../python/tune/_config.py")),
+    ("tune/_experiment.py", include_str!("../python/tune/_experiment.py")),
     ("tune/_grid.py", include_str!("../python/tune/_grid.py")),
     ("tune/_space.py", include_str!("../python/tune/_space.py")),
     ("tune/_tied.py", include_str!("../python/tune/_tied.py")),

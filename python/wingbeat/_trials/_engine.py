@@ -80,7 +80,7 @@ class Engine(ABC, Generic[T]):
         """Has a trial end, unless it was asked to already."""
 
     def on_end(self, trial: T) -> None:
-        """Learns that a trial has ended."""
+        """Learns that a trial has ended. One that is to be started again is put back, and then is the next one."""
 
     def check(self) -> None:
         """Raises what ends all trials."""
@@ -93,7 +93,8 @@ class Engine(ABC, Generic[T]):
         if trial is None:
             self.has_more = False
             return
-        self.trials.append(trial)
+        if trial not in self.trials:  # one that is started again is there
+            self.trials.append(trial)
         self.start(trial, self._done)
 
     def _look(self) -> None:

@@ -12,12 +12,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from wingbeat import _command
 
+# How long a head may take to answer, how often it is asked again, and how long another has to take its place: as long as nodes
+# and programs wait for one.
+_ANSWER_S, _AGAIN_S, _BACK_S = 10, 1, 30
 # How long a daemon has to end by itself. A node waits for the processes of its ranks.
 _END_S = 10
 
@@ -29,7 +33,8 @@ _LOG_BYTES = 2000
 
 
 class ClusterLostError(RuntimeError):
-    """The head or the node that `Tuner.fit` had started on this machine has ended. The text has the end of its log."""
+    """The head or the node that `Tuner.fit` had started on this machine has ended, and the text has the end of its log; or the
+    head at `$WINGBEAT_ADDRESS` does not answer any more."""
 
     __module__ = "wingbeat.tune"
 
@@ -45,6 +50,31 @@ class Cluster:
         self.env = env
         self.daemons: list[_Daemon] = []
 
+    def answers(self) -> bool:
+        """Whether its head answers."""
+        command = [_command.binary(), "status", "--json"]
+        try:
+            done = subprocess.run(command, env={**os.environ, **self.env}, capture_output=True, timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    def wait(self) -> None:
+        """Waits until its head answers again: another may take its place.
+
+        Raises:
+            ClusterLostError: It does not.
+        """
+        until = time.monotonic() + _BACK_S
+        while not self.answers():
+            self.check()
+            if time.monotonic() > until:
+                raise ClusterLostError(
+                    f"the head at {os.environ.get('WINGBEAT_ADDRESS', '')} has not answered for {_BACK_S} s, and trials fail; "
+                    "go on with Tuner.restore when it is back"
+                )
+            time.sleep(_AGAIN_S)
+
     def check(self) -> None:
         """Checks that what was started here still runs.
 
@@ -58,7 +88,7 @@ class Cluster:
                 log = daemon.log()[-_LOG_BYTES:]
                 raise ClusterLostError(
                     f"`wingbeat {daemon.what}`, which this fit had started, {end}: "
-                    f"{log or 'its log is empty'}; what trials stored is in their folders. Start the fit again with another name"
+                    f"{log or 'its log is empty'}; what trials stored is in their folders; go on with Tuner.restore"
                 )
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import threading
@@ -19,13 +20,15 @@ from typing import Any
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 from wingbeat._launcher import Launcher
 from wingbeat._trials import _trial
-from wingbeat._trials._trial import ERROR, TERMINATED
+from wingbeat._trials._trial import ERROR, PENDING, TERMINATED
 from wingbeat.train._checkpoint import complete_in
 from wingbeat.train._config import RunConfig, ScalingConfig
 from wingbeat.train._report import ITERATION, TRIAL
 from wingbeat.train._result import TrainingFailedError
 from wingbeat.train._trainer import TorchTrainer, result_of
 from wingbeat.tune import _space, _trainable
+
+_METRICS = "metrics.jsonl"
 
 
 class TrialError(TrainingFailedError):
@@ -95,6 +98,7 @@ class Trial(_trial.Trial):
         self.folder = Path(folder, trial_id)
         self.checkpoints: list[tuple[Any, dict[str, float]]] = []
         self._run_it = run
+        self._is_again = False
         self._read = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -104,10 +108,46 @@ class Trial(_trial.Trial):
         return described(self.config)
 
     def _run(self) -> None:
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=self._is_again)
         params = json.dumps(_for_json(self.config), indent=1)
         (self.folder / "params.json").write_text(params + "\n", encoding="utf-8")
         self.checkpoints = self._run_it(self)
+
+    def state(self) -> dict[str, Any]:
+        """What another program needs to know of it, besides its files."""
+        names = ("trial_id", "config", "status", "is_stopped", "launched", "began", "ended")
+        error = self.error if isinstance(self.error, TrialError) else None  # what it has just raised may be anything
+        return {"error": error, **{name: getattr(self, name) for name in names}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what another program has known of it, and what is in its files.
+
+        Args:
+            state: What `state` returned there.
+        """
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.new_reports()
+        self.checkpoints = complete_in(self.folder)
+
+    def again(self, from_checkpoint: bool = True) -> None:
+        """Prepares it to be started again, from its newest checkpoint if it has one.
+
+        Args:
+            from_checkpoint: Whether it goes on from there, and is not begun anew.
+        """
+        self.status, self.error, self.is_stopped, self._process = PENDING, None, False, None
+        self.launched = self.began = self.ended = 0.0
+        self._is_again = True
+        for name in (_trainable.STARTED, _trainable.RAISED):
+            (self.folder / name).unlink(missing_ok=True)
+        if not from_checkpoint:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if not complete_in(self.folder):
+            (self.folder / _METRICS).unlink(missing_ok=True)
+            self.reports, self._read = [], 0
+        elif self._read < (self.folder / _METRICS).stat().st_size:
+            os.truncate(self.folder / _METRICS, self._read)  # a line that was being written
 
     def command(self, command: Sequence[str], env: Mapping[str, str]) -> int:
         """Runs the command of its ranks, and keeps what they print in its folder.
@@ -151,7 +191,7 @@ class Trial(_trial.Trial):
             with contextlib.suppress(OSError):
                 self.began = float((self.folder / _trainable.STARTED).read_text(encoding="ascii"))
         try:
-            with open(self.folder / "metrics.jsonl", "rb") as file:
+            with open(self.folder / _METRICS, "rb") as file:
                 file.seek(self._read)
                 data = file.read()
         except OSError:
@@ -290,12 +330,3 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         inner = merged.get(name)
         merged[name] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def folder_is_new(folder: str) -> bool:
-    """Whether no earlier trials are in a folder.
-
-    Args:
-        folder: The folder.
-    """
-    return not os.path.exists(folder) or not os.listdir(folder)
