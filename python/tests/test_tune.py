@@ -625,8 +625,11 @@ def killed(four_cpus, write, tmp_path, monkeypatch):
         return file.read_text().count("\n") if file.exists() else 0
 
     until(lambda: reports(1) == 3 and reports(2) == 3, process)
+    commands = descendants(process.pid)
     process.kill()
     process.wait()
+    # Before, what ran then might report once more.
+    until(lambda: not any(map(is_running, commands)))
     (tmp_path / "open").touch()
     monkeypatch.syspath_prepend(tmp_path)
     return folder
@@ -654,6 +657,33 @@ def test_a_search_whose_program_was_killed_goes_on(killed, tmp_path):
         tune.Tuner.restore(killed, search.train, resume_errored=True, restart_errored=True)
     with pytest.raises(FileNotFoundError, match="has no trials to go on with"):
         tune.Tuner.restore(tmp_path / "nothing", search.train)
+
+
+def test_a_trial_goes_on_once_its_command_has_ended(tmp_path):
+    import socket
+    import threading
+
+    from wingbeat.tune._trial import Trial
+
+    before = Trial("trial_00000", {}, str(tmp_path), lambda trial: [])
+    before.launch()
+    before.folder.mkdir()
+    command = subprocess.Popen(["sleep", str(DEADLINE_SECONDS)])
+    (before.folder / ".wingbeat-in-use").write_text(json.dumps({"host": socket.gethostname(), "pid": command.pid}))
+
+    def end():
+        (before.folder / "metrics.jsonl").write_text('{"time": 1.0, "x": 2.0}\n{"time": 2.0, "x"')
+        command.kill()
+        command.wait()
+
+    timer = threading.Timer(0.5, end)
+    timer.start()
+    after = Trial("trial_00000", {}, str(tmp_path), lambda trial: [])
+    after.restore(before.state())
+    timer.join()
+    assert [report["x"] for report in after.reports] == [2.0]
+    after.again()
+    assert after.reports == [] and not (after.folder / "metrics.jsonl").exists()  # without a checkpoint
 
 
 def test_trials_that_ran_may_be_left_and_the_same_values_are_drawn(killed, tmp_path):

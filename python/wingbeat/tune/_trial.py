@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import Any
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 from wingbeat._launcher import Launcher
 from wingbeat._trials import _trial
-from wingbeat._trials._trial import ERROR, PENDING, TERMINATED
+from wingbeat._trials._trial import ERROR, PENDING, RUNNING, TERMINATED
 from wingbeat.train._checkpoint import complete_in
 from wingbeat.train._config import RunConfig, ScalingConfig
 from wingbeat.train._report import ITERATION, TRIAL
@@ -29,6 +30,8 @@ from wingbeat.train._trainer import TorchTrainer, result_of
 from wingbeat.tune import _space, _trainable
 
 _METRICS = "metrics.jsonl"
+# What `wingbeat train` leaves in a folder that it uses, and after how long one that says nothing more is gone.
+_IN_USE, _LEAVE_S = ".wingbeat-in-use", 60
 
 
 class TrialError(TrainingFailedError):
@@ -127,6 +130,8 @@ class Trial(_trial.Trial):
         """
         for name, value in state.items():
             setattr(self, name, value)
+        if self.status == RUNNING:
+            _wait_for_its_command(self.folder)
         self.new_reports()
         self.checkpoints = complete_in(self.folder)
 
@@ -241,6 +246,26 @@ class Trial(_trial.Trial):
             why = f"{type(cause).__name__}: {cause}"
         self.error = TrialError(self.trial_id, self.config, why)
         self.error.__cause__ = cause
+
+
+def _wait_for_its_command(folder: Path) -> None:
+    """Waits until the command of a trial, whose program was killed, has ended as well: it may still store what was reported.
+
+    It says in a file that it uses the folder, until it leaves. Where it was killed, or its machine is gone, nobody says so.
+    """
+    until = time.monotonic() + _LEAVE_S
+    while time.monotonic() < until:
+        try:
+            user = json.loads((folder / _IN_USE).read_bytes())
+            if user["host"] == socket.gethostname():
+                stat = Path(f"/proc/{int(user['pid'])}/stat").read_text(encoding="utf-8", errors="replace")
+                if stat.rsplit(")", 1)[-1].split()[0] == "Z":
+                    return
+        except OSError:  # there is no such file, or process
+            return
+        except (ValueError, KeyError, TypeError):  # it is being written
+            pass
+        time.sleep(0.05)
 
 
 def _raised(error: BaseException) -> bool:
