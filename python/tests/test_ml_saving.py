@@ -198,6 +198,55 @@ def test_a_file_of_another_kind_is_refused_and_runs_no_code(table, tmp_path):
             LogisticRegressionModel.loadFromLocal(tmp_path / "other")
 
 
+def damage(name, change):
+    """Changes a file of a saved object."""
+
+    def damaged(folder):
+        path = folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return damaged
+
+
+def without(key):
+    def change(data):
+        metadata = json.loads(data)
+        del metadata[key]
+        return json.dumps(metadata).encode()
+
+    return damage("metadata.json", change)
+
+
+@pytest.mark.parametrize(
+    "damaged, match",
+    [
+        (without("class"), "it has no 'class'"),
+        (without("uid"), "it has no 'uid'"),
+        (damage("metadata.json", lambda data: b"[]"), "no object of JSON"),
+        (damage("metadata.json", lambda data: data[:9]), "JSONDecodeError"),
+        (damage("LogisticRegressionModel.safetensors", lambda data: data[:5]), "LogisticRegressionModel.safetensors is damaged"),
+        (damage("metadata.json", lambda data: data.replace(b'"num_features": 3', b'"num_features": 4')), "2 classes of 4 features"),
+    ],
+)
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_errors_of_damaged_objects_name_the_folder(table, tmp_path, damaged, match, is_stored):
+    LogisticRegression(maxIter=1).fit(table).saveToLocal(tmp_path / "model")
+    damaged(tmp_path / "model")
+    load = LogisticRegressionModel.load if is_stored else LogisticRegressionModel.loadFromLocal
+    with pytest.raises(MlError, match=f"model cannot be loaded: .*{match}"):
+        load(str(tmp_path / "model"))
+
+
+def test_a_torch_file_with_something_else_is_named(table, tmp_path):
+    import torch
+
+    LogisticRegression(maxIter=1).fit(table).saveToLocal(tmp_path / "model")
+    only_spark_s(tmp_path / "model")
+    torch.save(torch.zeros(2), tmp_path / "model/LogisticRegressionModel.torch")
+    with pytest.raises(MlError, match="LogisticRegressionModel.torch .*no logistic regression of Spark, but a Tensor"):
+        LogisticRegressionModel.loadFromLocal(tmp_path / "model")
+
+
 def test_loading_imports_no_module_that_a_file_names(table, tmp_path, monkeypatch):
     """In a notebook, a folder of the current one is a package, and so is a folder that a model was unpacked to."""
     StandardScaler(inputCol="features", outputCol="scaled").fit(table).saveToLocal(tmp_path / "model")

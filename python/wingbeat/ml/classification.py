@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.ml import _columns, _examples, _sgd, _shards, _torch_file
-from wingbeat.ml._errors import InvalidParameter
+from wingbeat.ml._errors import InvalidParameter, MlError
 from wingbeat.ml._saving import CoreModel
 from wingbeat.ml._shared import (
     HasBatchSize,
@@ -263,8 +263,13 @@ class LogisticRegressionModel(PredictionModel, _LogisticRegressionParams, CoreMo
         return {name: state[name].numpy() for name in state}
 
     def _take(self, weights: dict[str, numpy.ndarray[Any, Any]], extra: dict[str, Any]) -> None:
-        self.torch_model = _torch_file.layer(weights["weight"], weights.get("bias"))
-        self.num_features, self.num_classes = extra["num_features"], extra["num_classes"]
+        weight, bias = weights["weight"], weights.get("bias")
+        shape = (extra["num_classes"], extra["num_features"])
+        if weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
+            found = f"{weight.shape}" if bias is None else f"{weight.shape} and {bias.shape}"
+            raise MlError(f"its weights have the shapes {found}, and the metadata says {shape[0]} classes of {shape[1]} features")
+        self.torch_model = _torch_file.layer(weight, bias)
+        self.num_classes, self.num_features = shape
 
     def _write_spark(self, path: str) -> None:
         _torch_file.write(path, self.torch_model)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.ml import _columns, _shards, _sklearn
 from wingbeat.ml._errors import InvalidFeatures, InvalidParameter
-from wingbeat.ml._saving import CoreModel
+from wingbeat.ml._saving import CoreModel, of_width
 from wingbeat.ml._shared import (
     HasFeatureSizes,
     HasInputCol,
@@ -105,7 +105,7 @@ class MaxAbsScalerModel(_ScalerModel):
         return {"max_abs": self.max_abs_values, "scale": self.scale_values, "count": _sklearn.count(self.n_samples_seen)}
 
     def _take(self, weights: dict[str, numpy.ndarray[Any, Any]], extra: dict[str, Any]) -> None:
-        self.max_abs_values, self.scale_values = weights["max_abs"], weights["scale"]
+        self.max_abs_values, self.scale_values = of_width(weights, "max_abs", "scale")
         self.n_samples_seen = int(weights["count"][0])
 
     def _write_spark(self, path: str) -> None:
@@ -183,7 +183,7 @@ class StandardScalerModel(_ScalerModel):
         return {"mean": self.mean_values, "std": self.std_values, "scale": self.scale_values, "count": count}
 
     def _take(self, weights: dict[str, numpy.ndarray[Any, Any]], extra: dict[str, Any]) -> None:
-        self.mean_values, self.std_values, self.scale_values = weights["mean"], weights["std"], weights["scale"]
+        self.mean_values, self.std_values, self.scale_values = of_width(weights, "mean", "std", "scale")
         self.n_samples_seen = int(weights["count"][0])
 
     def _write_spark(self, path: str) -> None:
