@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from wingbeat.train._source import FileDataset
 
 
-# The exit code of a run that has ended well, of whose output some could not be written, as on a full disk. The output says so.
-_OUTPUT_IS_MISSING = 74
-
-
 @dataclass(frozen=True)
 class Finished:
     """What came of a run that succeeded.
@@ -145,7 +141,7 @@ class Launcher:
         if self.is_local:
             env.pop("WINGBEAT_ADDRESS", None)
         code = (self.command or _command.run)([*command, *what, "--", *arguments], env)
-        if code == _OUTPUT_IS_MISSING:
+        if code == _command.OUTPUT_IS_MISSING:
             warnings.warn("the run ended well, and some of its output is missing", RuntimeWarning, stacklevel=4)
         elif code != 0:
             raise _failure(folder, code)
