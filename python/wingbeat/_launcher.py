@@ -6,13 +6,12 @@ import json
 import os
 import pickle
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wingbeat import _command, _sending
+from wingbeat import _command, _folders, _sending
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class Launcher:
         Raises:
             LaunchFailed: The run failed.
         """
-        with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+        with _folders.temporary("wingbeat-run-") as folder:
             self._train([path], arguments, folder)
             return Finished([], _told(folder))
 
@@ -104,7 +103,7 @@ class Launcher:
             TypeError: The function cannot be sent to ranks.
             LaunchFailed: The run failed.
         """
-        with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+        with _folders.temporary("wingbeat-run-") as folder:
             if datasets:
                 from wingbeat.train import _streaming
 

@@ -8,11 +8,12 @@ use std::sync::OnceLock;
 use crate::cache;
 
 /// Files of the package, by their paths in it.
-const FILES: [(&str, &str); 86] = [
+const FILES: [(&str, &str); 87] = [
     ("__init__.py", include_str!("../python/__init__.py")),
     ("_command.py", include_str!("../python/_command.py")),
     ("_errors.py", include_str!("../python/_errors.py")),
     ("_exceptions.py", include_str!("../python/_exceptions.py")),
+    ("_folders.py", include_str!("../python/_folders.py")),
     ("_function.py", include_str!("../python/_function.py")),
     ("_interrupts.py", include_str!("../python/_interrupts.py")),
     ("_launcher.py", include_str!("../python/_launcher.py")),
