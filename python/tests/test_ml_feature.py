@@ -91,6 +91,19 @@ def test_merged_statistics_are_those_of_all_rows(table, folder, cluster, monkeyp
             assert np.allclose(found[metric], expected[metric], rtol=1e-11, atol=1e-12), metric
 
 
+def test_a_smaller_cluster_than_this_machine_reads_with_the_ranks_that_it_has(folder, own_cluster, monkeypatch):
+    from wingbeat.ml import InvalidParameter, _shards
+
+    own_cluster.worker(cpus=1)
+    for name, value in own_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_shards, "local_cpus", lambda: 4)
+    scaler = StandardScaler(inputCol="features", outputCol="scaled", localBytes=0)
+    assert close(scaler.fit(str(folder)).mean_values, ROWS.mean(0))
+    with pytest.raises(InvalidParameter, match="numWorkers is 2, and the cluster has no room .* can never be placed"):
+        scaler.setNumWorkers(2).fit(str(folder))
+
+
 def test_the_variance_of_large_numbers_keeps_its_digits():
     """Where Spark's sum of squares has none left."""
     rows = 1e9 + np.tile([[1.0], [2.0], [3.0], [4.0]], (50_000, 1))

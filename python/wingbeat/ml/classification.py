@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -150,23 +151,23 @@ class LogisticRegression(Predictor["LogisticRegressionModel"], _LogisticRegressi
         is_alone = settings.ranks == 1 and not os.environ.get("WINGBEAT_ADDRESS")
         if source.nbytes(settings.columns.names) <= self.getLocalBytes() or is_alone:
             return _sgd.fit_here(source, settings, self._device())
-        use_gpu = self._uses_gpus(settings.ranks)
+        on_ranks = functools.partial(_shards.on_ranks, parameter="numTrainWorkers", use_gpu=self._uses_gpus(settings.ranks))
         if source.is_in_files:
             sent = (source, source.split(settings.ranks), settings)
-            fitted: _sgd.Fitted = _shards.on_ranks(_sgd.fit_rank, sent, settings.ranks, use_gpu=use_gpu)
+            fitted: _sgd.Fitted = on_ranks(_sgd.fit_rank, sent, settings.ranks)
             return fitted
         # What is wrong with a table is known before any rank starts.
         if source.nbytes(settings.columns.names) <= _examples.MEMORY_BYTES:
             examples = _examples.Examples(source, settings.columns, 0, None, settings.fit_intercept)
             examples.facts.classes(settings.columns, settings.ranks)
             if examples.is_in_memory:  # small integers take more as float32
-                fitted = _shards.on_ranks(_sgd.fit_rows, (examples, settings), settings.ranks, use_gpu=use_gpu)
+                fitted = on_ranks(_sgd.fit_rows, (examples, settings), settings.ranks)
                 return fitted
         else:
             _examples.check(source, settings.columns).classes(settings.columns, settings.ranks)
         table = source.table(settings.columns.names)
         args = (None, [(0, 0)] * settings.ranks, settings)
-        fitted = _shards.on_ranks(_sgd.fit_rank, args, settings.ranks, table=table, use_gpu=use_gpu)
+        fitted = on_ranks(_sgd.fit_rank, args, settings.ranks, table=table)
         return fitted
 
     def _device(self) -> str:

@@ -53,7 +53,7 @@ class MaxAbsScaler(Estimator["MaxAbsScalerModel"], _Scaler):
         inputCol: The column of arrays.
         outputCol: The column that the model writes.
         localBytes: Files that are larger than this, uncompressed, are read by ranks.
-        numWorkers: How many ranks.
+        numWorkers: How many ranks; if it is not given, as many as this machine or the cluster has CPUs, and 8 at most.
     """
 
     @keyword_only
@@ -71,7 +71,7 @@ class MaxAbsScaler(Estimator["MaxAbsScalerModel"], _Scaler):
     def _fit(self, source: Source) -> MaxAbsScalerModel:
         import numpy
 
-        found = summarize(source, self.getInputCol(), self.getLocalBytes(), self.getNumWorkers())
+        found = summarize(source, self.getInputCol(), self.getLocalBytes(), self._workers())
         result = found.to_result(["min", "max", "count"])
         largest = numpy.maximum(numpy.abs(result["min"]), numpy.abs(result["max"]))
         return self._copyValues(MaxAbsScalerModel(largest, result["count"])._resetUid(self.uid))
@@ -125,7 +125,7 @@ class StandardScaler(Estimator["StandardScalerModel"], _Scaler):
         inputCol: The column of arrays.
         outputCol: The column that the model writes.
         localBytes: Files that are larger than this, uncompressed, are read by ranks.
-        numWorkers: How many ranks.
+        numWorkers: How many ranks; if it is not given, as many as this machine or the cluster has CPUs, and 8 at most.
     """
 
     @keyword_only
@@ -141,7 +141,7 @@ class StandardScaler(Estimator["StandardScalerModel"], _Scaler):
         self._set(**self._input_kwargs)
 
     def _fit(self, source: Source) -> StandardScalerModel:
-        found = summarize(source, self.getInputCol(), self.getLocalBytes(), self.getNumWorkers())
+        found = summarize(source, self.getInputCol(), self.getLocalBytes(), self._workers())
         result = found.to_result(["mean", "std", "count"])
         return self._copyValues(StandardScalerModel(result["mean"], result["std"], result["count"])._resetUid(self.uid))
 
