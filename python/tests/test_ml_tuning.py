@@ -57,6 +57,39 @@ def test_a_pipeline_fits_each_stage_to_what_the_others_make(table):
     assert isinstance(model, PipelineModel) and len(model.stages) == 2
 
 
+def test_names_in_a_param_map_are_those_of_the_object_itself(table):
+    classifier = LogisticRegression(maxIter=1)
+    evaluator = MulticlassClassificationEvaluator()
+    validator = CrossValidator(estimator=classifier, evaluator=evaluator, estimatorParamMaps=[{}])
+    copied = validator.copy({"numFolds": 2, classifier.maxIter: 3})
+    assert copied.getNumFolds() == 2 and copied.getEstimator().getMaxIter() == 3
+    model = validator.fit(table.slice(0, 60), {"numFolds": 2})
+    assert len(model.foldMetrics) == 2
+    assert model.copy({"numFolds": 4}).getNumFolds() == 4
+    scaler = StandardScaler(inputCol="features", outputCol="scaled")
+    pipeline = Pipeline(stages=[classifier]).copy({"stages": [scaler], scaler.outputCol: "other"})
+    assert [stage.getOutputCol() for stage in pipeline.getStages()] == ["other"]
+    with pytest.raises(UnknownParameter, match="no parameter 'maxIter'"):
+        validator.copy({"maxIter": 3})
+
+
+def test_estimators_models_and_evaluators_can_be_pickled(table):
+    import pickle
+
+    model = pipeline().fit(table)
+    classifier = LogisticRegression(maxIter=3)
+    evaluators = [BinaryClassificationEvaluator(), MulticlassClassificationEvaluator(), RegressionEvaluator()]
+    maps = ParamGridBuilder().addGrid(classifier.maxIter, [1, 2]).build()
+    validator = CrossValidator(estimator=classifier, evaluator=evaluators[1], estimatorParamMaps=maps)
+    assembler = ArrayAssembler(inputCols=["a"], outputCol="b", featureSizes=[1])
+    for one in [model, pipeline(), validator, assembler, MaxAbsScaler(inputCol="a", outputCol="b"), *evaluators]:
+        again = pickle.loads(pickle.dumps(one))
+        assert again.uid == one.uid and again.explainParams() == one.explainParams()
+    assert pickle.loads(pickle.dumps(model)).transform(table).equals(model.transform(table))
+    with pytest.raises(InvalidParameter, match="-1 is not at least 0"):
+        pickle.loads(pickle.dumps(classifier)).setMaxIter(-1)
+
+
 def test_a_pipeline_over_files_is_that_over_a_table_also_on_ranks(table, tmp_path, cluster, monkeypatch):
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
