@@ -77,6 +77,76 @@ def test_what_a_function_returns_is_its_last_report_and_further_arguments_reach_
     assert result.metrics["sum"] == 499501
 
 
+def test_what_a_function_returns_or_yields_is_reported_as_ray_does(fit, tmp_path):
+    def number(config):
+        return 3
+
+    def yields(config):
+        yield {"x": 1}
+        yield {"x": 2}
+
+    def wrong(config):
+        return [1]
+
+    run = tune.RunConfig(name="yields", storage_path=tmp_path)
+    assert fit(number)[0].metrics["_metric"] == 3
+    assert [report["x"] for report in fit(yields, run=run)[0].reports] == [1, 2]
+    run.name = "wrong"
+    assert "TypeError: the function returned a list" in str(fit(wrong, run=run).errors[0])
+
+
+def test_each_trial_has_its_folder_and_knows_it(fit, tmp_path, monkeypatch):
+    def train(config):
+        before = Path(os.environ.get("TUNE_ORIG_WORKING_DIR", "none"))
+        Path("model").write_text(str(config["x"]))
+        context = tune.get_context()
+        assert context.get_trial_name() == context.get_trial_id() and before.is_absolute()
+        Path("said").write_text(f"{context.get_trial_id()} {context.get_trial_dir()} {context.get_experiment_name()}")
+        with pytest.raises(NotImplementedError, match="get_trial_resources"):
+            context.get_trial_resources()
+
+    grid = fit(train, {"x": tune.grid_search([1, 2])})
+    assert not grid.errors, grid.errors
+    assert [Path(result.path, "model").read_text() for result in grid] == ["1", "2"]
+    assert Path(grid[1].path, "said").read_text() == f"trial_00001 {grid[1].path} tried"
+    assert tune.get_context().get_trial_id() is None and tune.get_context().get_trial_dir() is None
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    (result,) = fit(lambda config: {"same": os.getcwd() == config["here"]}, {"here": os.getcwd()}, tune.RunConfig(name="stays", storage_path=tmp_path))
+    assert result.metrics["same"] == 1
+
+
+def test_a_trainer_whose_loop_takes_nothing_is_tried(fit):
+    def loop():
+        train.report({"x": 1})
+
+    scaling = tune.grid_search([train.ScalingConfig(num_workers=1)])
+    (result,) = fit(train.TorchTrainer(loop), {"scaling_config": scaling})
+    assert result.metrics["x"] == 1 and result.error is None
+    with pytest.raises(ValueError, match="loop takes no argument, and there is a train_loop_config"):
+        tune.Tuner(train.TorchTrainer(loop), param_space={"train_loop_config": {"x": tune.choice([1])}})
+
+
+def test_a_function_that_has_returned_is_not_stopped(tmp_path, monkeypatch):
+    from wingbeat.tune import _trainable
+
+    before, here = signal.getsignal(signal.SIGTERM), os.getcwd()
+    monkeypatch.setattr("wingbeat.train._report.report", lambda metrics: None)
+    try:
+        _trainable.run(lambda config: {"x": 1}, {}, str(tmp_path))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)  # where Python would call the handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        os.chdir(here)
+        os.environ.pop("TUNE_ORIG_WORKING_DIR")
+
+
+def test_a_budget_that_is_over_before_anything_is_reported_is_told(fit, capfd):
+    grid = fit(lambda config: time.sleep(60), num_samples=2, time_budget_s=0.5)
+    assert len(grid) == 2 and grid.num_errors == 0
+    assert "time_budget_s=0.5 was over before 2 trials had reported anything" in capfd.readouterr().err
+
+
 def test_a_trial_that_is_worse_is_stopped_early_and_may_end_cleanly(fit, tmp_path):
     def climb(config):
         try:
@@ -479,11 +549,12 @@ PROGRAM = """
     from wingbeat import tune
 
     def waits(config):
-        Path("rank-%d" % config["x"]).write_text(str(os.getpid()))
+        here = Path(os.environ["TUNE_ORIG_WORKING_DIR"])
+        (here / f"rank-{config['x']}").write_text(str(os.getpid()))
         try:
             signal.pause()
         finally:
-            Path("saved-%d" % config["x"]).touch()
+            (here / f"saved-{config['x']}").touch()
 
     if __name__ == "__main__":
         os.environ["WHERE"] = os.getcwd()

@@ -24,7 +24,8 @@ from wingbeat._trials import _trial
 from wingbeat._trials._trial import ERROR, PENDING, RUNNING, TERMINATED
 from wingbeat.train._checkpoint import complete_in
 from wingbeat.train._config import RunConfig, ScalingConfig
-from wingbeat.train._report import ITERATION, TRIAL
+from wingbeat.train._context import EXPERIMENT, TRIAL, TRIAL_DIR
+from wingbeat.train._report import ITERATION
 from wingbeat.train._result import TrainingFailedError
 from wingbeat.train._trainer import TorchTrainer, result_of
 from wingbeat.tune import _space, _trainable
@@ -32,6 +33,12 @@ from wingbeat.tune import _space, _trainable
 _METRICS = "metrics.jsonl"
 # What `wingbeat train` leaves in a folder that it uses, and after how long one that says nothing more is gone.
 _IN_USE, _LEAVE_S = ".wingbeat-in-use", 60
+
+
+# What `param_space` has for the loop of a `TorchTrainer`.
+LOOP_CONFIG = "train_loop_config"
+# Ray's variable: "0" leaves trials in the program's working directory.
+_CHANGES_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 
 
 class TrialError(TrainingFailedError):
@@ -323,7 +330,9 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
             trial.began = trial.launched
             own = copy.copy(trainer)
             own.run_config = _of_trial(run_config, trial)
-            config = _merged(trainer.train_loop_config or {}, trial.config.get("train_loop_config", {}))
+            config = trainer.train_loop_config
+            if LOOP_CONFIG in trial.config:  # else, the loop may take none
+                config = _merged(config or {}, trial.config[LOOP_CONFIG])
             own.configure(config, trial.config.get("scaling_config", trainer.scaling_config))
             return own.run(trial.command, cluster).best_checkpoints
 
@@ -332,11 +341,14 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
     if isinstance(trainable, _trainable.WithResources):
         trainable, scaling = trainable.trainable, trainable.scaling
 
+    changes_folder = os.environ.get(_CHANGES_FOLDER, "1") != "0"
+
     def call(trial: Trial) -> Any:
         config = _of_trial(run_config, trial)
         options = [*scaling.options(), *config.options(), "--storage", str(trial.folder), "--unprefixed"]
         launcher = Launcher(options, env=config.env, command=trial.command, cluster=cluster)
-        finished = launcher.function(_trainable.run, (trainable, trial.config, str(trial.folder)), all_return=True)
+        what = (trainable, trial.config, str(trial.folder))
+        finished = launcher.function(_trainable.run, what, {"changes_folder": changes_folder}, all_return=True)
         return result_of(finished.told, str(trial.folder)).best_checkpoints
 
     return call, scaling
@@ -345,7 +357,7 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
 def _of_trial(config: RunConfig, trial: Trial) -> RunConfig:
     own = RunConfig(**{one.name: getattr(config, one.name) for one in dataclasses.fields(RunConfig) if one.init})
     own.name, own.storage_path = trial.trial_id, trial.folder.parent
-    own.env[TRIAL] = trial.trial_id
+    own.env.update({TRIAL: trial.trial_id, TRIAL_DIR: str(trial.folder), EXPERIMENT: trial.folder.parent.name})
     return own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import queue
 import signal
@@ -70,7 +71,7 @@ class Tuner:
 
     Raises:
         TypeError: The trainable is none of these.
-        ValueError: The space has parameters that the trainer does not take.
+        ValueError: The space has parameters that the trainer, or its loop, does not take.
         NotImplementedError: An option is refused.
     """
 
@@ -93,6 +94,8 @@ class Tuner:
                 f"param_space[{other[0]!r}]: a TorchTrainer takes \"train_loop_config\" and \"scaling_config\"; "
                 f'use {{"train_loop_config": {{{other[0]!r}: …}}}}'
             )
+        if isinstance(trainable, TorchTrainer) and _trial.LOOP_CONFIG in self.param_space:
+            copy.copy(trainable).configure({}, trainable.scaling_config)  # raises if the loop takes none
         self.trainable = trainable
         self.tune_config = tune_config or TuneConfig()
         self.run_config = run_config or RunConfig()
@@ -273,7 +276,12 @@ class _Fitting(Engine[Trial]):
         if self._config.max_concurrent_trials is None and self._config.search_alg is None:
             # Some wait at the head, and are placed as soon as others have ended. A search algorithm would know less of these.
             self.most += min(self.most, _WAITING)
-        self.run(None if self._config.time_budget_s is None else time.monotonic() + self._config.time_budget_s)
+        budget = self._config.time_budget_s
+        until = None if budget is None else time.monotonic() + budget
+        self.run(until)
+        early = [trial for trial in self.trials if trial.is_stopped and not trial.reports]
+        if until is not None and time.monotonic() > until and early:
+            self.display.say(f"wingbeat tune: time_budget_s={budget:g} was over before {len(early)} trials had reported anything")
         return self._results()
 
     def next_trial(self) -> Trial | None:
