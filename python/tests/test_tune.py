@@ -483,7 +483,51 @@ def test_optuna_draws_multiples_and_logarithms():
     search.begin({"x": tune.qloguniform(1e-4, 1, 1e-4), "y": tune.quniform(0.1, 1, 0.25), "n": tune.qrandint(3, 20, 5)}, 300, "l", "min")
     drawn = [search.suggest(str(number)) for number in range(300)]
     assert 0.4 < sum(one["x"] < 1e-2 for one in drawn) / 300 < 0.6
-    assert {one["y"] for one in drawn} == {0.1, 0.25, 0.5, 0.75, 1} and {one["n"] for one in drawn} == {5, 10, 15, 20}
+    assert {one["y"] for one in drawn} == {0.25, 0.5, 0.75, 1} and {one["n"] for one in drawn} == {5, 10, 15, 20}
+
+
+def test_optuna_names_a_point_outside_of_its_space_and_a_seed_draws_the_same_again():
+    space = {"c": tune.choice(["a", "b"]), "x": tune.uniform(0, 1), "n": tune.randint(1, 3)}
+    for point, match in [({"c": "z"}, "'c' is 'z', and has to be one of"), ({"x": 2.0}, "'x' is 2.0, .*from 0 to 1"), ({"n": 3}, "1 to 2")]:
+        with pytest.raises(ValueError, match=match):
+            OptunaSearch("l", "min", points_to_evaluate=[point]).begin(space, 1, None, None)
+    search = OptunaSearch("l", "min", seed=1)
+    drawn = []
+    for _ in range(2):
+        search.begin(space, 3, None, None)
+        drawn.append([search.suggest(str(number)) for number in range(3)])
+    assert drawn[0] == drawn[1]
+
+
+def test_functions_of_other_parameters_are_called_in_any_order_and_as_ray_calls_them():
+    import numpy as np
+
+    space = {
+        "y": tune.sample_from(lambda config: config["x"] + 1),
+        "x": tune.sample_from(lambda spec: spec.config.inner.a * 2),
+        "z": tune.sample_from(lambda spec: spec["config"].get("y") + spec.config.get("none", 0)),
+        "inner": {"a": 3, "b": tune.sample_from(lambda config: config["y"])},
+        "same": tune.sample_from(lambda config: config.inner),
+        "drawn": tune.sample_from(np.random.rand),
+        "now": tune.sample_from(time.time),
+    }
+    (config,) = _space.configurations(space, 1, random.Random(0))
+    assert (config["x"], config["y"], config["z"], config["inner"]["b"]) == (6, 7, 7, 7)
+    assert type(config["same"]) is dict and config["same"] == {"a": 3, "b": 7} and isinstance(config["drawn"], float) and config["now"] > 0
+    for wrong, match in [
+        ({"x": tune.sample_from(lambda config: config["none"])}, r"param_space\['x'\]: the function .* KeyError: 'none'"),
+        ({"x": tune.sample_from(lambda config: config.none)}, "there is no parameter 'none'"),
+        ({"x": tune.sample_from(lambda c: c["y"]), "y": tune.sample_from(lambda c: c["x"])}, "ask for each other"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            list(_space.configurations(wrong, 1, random.Random(0)))
+
+
+def test_asha_ends_with_an_error_if_nothing_reports_what_it_compares():
+    asha = ASHAScheduler(metric="los", mode="min", max_t=3)
+    assert asha.on_trial_result("a", {"training_iteration": 1, "loss": 1.0}) == CONTINUE
+    with pytest.raises(ValueError, match="compares 'los', and trial a has come to max_t=3 without it; reported were 'loss'"):
+        asha.on_trial_result("a", {"training_iteration": 3, "loss": 1.0})
 
 
 def test_spaces_hold_what_they_say():
@@ -492,9 +536,11 @@ def test_spaces_hold_what_they_say():
         tune.uniform(1, 2): lambda value: 1 <= value <= 2,
         tune.quniform(0, 1, 0.25): lambda value: value in (0, 0.25, 0.5, 0.75, 1),
         tune.loguniform(1e-5, 1e-1): lambda value: 1e-5 <= value <= 1e-1,
-        tune.qloguniform(1, 100, 5): lambda value: value == 1 or value % 5 == 0,
+        tune.qloguniform(1, 100, 5): lambda value: value % 5 == 0 and 5 <= value <= 100,
         tune.randint(3, 6): lambda value: value in (3, 4, 5),
         tune.qrandint(0, 10, 5): lambda value: value in (0, 5, 10),
+        tune.quniform(0.13, 0.9, 0.1): lambda value: round(value * 10) in range(2, 10) and value * 10 == pytest.approx(round(value * 10)),
+        tune.qrandint(2, 13, 5): lambda value: value in (5, 10),
         tune.lograndint(1, 100): lambda value: value in range(1, 100),
         tune.choice(["a", "b"]): lambda value: value in ("a", "b"),
         tune.randn(0, 1): lambda value: isinstance(value, float),
@@ -509,7 +555,8 @@ def test_spaces_hold_what_they_say():
     assert len({config["c"]["d"] for config in configs}) == 4
     again = [list(_space.configurations(space, 2, random.Random(5))) for _ in range(2)]
     assert again[0] == again[1]
-    for wrong in (lambda: tune.uniform(2, 1), lambda: tune.loguniform(0, 1), lambda: tune.choice([]), lambda: tune.grid_search([])):
+    for wrong in (lambda: tune.uniform(2, 1), lambda: tune.loguniform(0, 1), lambda: tune.choice([]), lambda: tune.grid_search([]),
+                  lambda: tune.quniform(0.1, 0.2, 0.5), lambda: tune.qrandint(1, 9, 0)):
         with pytest.raises(ValueError):
             wrong()
 
@@ -530,6 +577,13 @@ def test_spaces_hold_what_they_say():
     (lambda: tune.with_resources(print, {"tpu": 1}), NotImplementedError, "tpu"),
     (lambda: tune.with_resources(print, train.ScalingConfig(num_workers=2)), NotImplementedError, "TorchTrainer"),
     (lambda: tune.run, AttributeError, r"use Tuner\(…\).fit"),
+    (lambda: tune.CLIReporter, AttributeError, "a table is shown"),
+    (lambda: tune.qrandn, AttributeError, "use sample_from"),
+    (lambda: tune.schedulers.PopulationBasedTraining, AttributeError, "ASHAScheduler ends trials early"),
+    (lambda: tune.search.ConcurrencyLimiter, AttributeError, "max_concurrent_trials"),
+    (lambda: train.lightning, AttributeError, "runs as it is"),
+    (lambda: tune.sample_from(3), TypeError, "takes a function"),
+    (lambda: tune.sample_from(lambda a, b: 1), TypeError, "takes the parameters, or nothing"),
 ])
 def test_what_makes_no_sense_is_refused(make, error, match):
     with pytest.raises(error, match=match):

@@ -95,5 +95,11 @@ class BasicVariantGenerator(Searcher):
             self.suggest("")
 
 
+_ABSENT = {
+    "ConcurrencyLimiter": "use TuneConfig(max_concurrent_trials=…)",
+    "Repeater": "use TuneConfig(num_samples=…), or a grid_search of seeds",
+    "create_searcher": "use BasicVariantGenerator, or OptunaSearch of wingbeat.tune.search.optuna",
+}
+
 if not TYPE_CHECKING:
-    __getattr__ = _lazy.names_of(__name__, {"optuna": "wingbeat.tune.search.optuna"})
+    __getattr__ = _lazy.names_of(__name__, {"optuna": "wingbeat.tune.search.optuna"}, _ABSENT)
