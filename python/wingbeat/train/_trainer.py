@@ -133,6 +133,7 @@ class TorchTrainer:
             WorkerTrainingFailedError: A rank failed more often than `FailureConfig.max_failures`. Its exception is the
                 cause.
             TrainingFailedError: The run failed for another reason.
+            OSError: No storage is named, and that of this user cannot be made.
             TypeError: The loop, or something that it uses, cannot be sent to ranks.
         """
         return self.run()
@@ -157,6 +158,7 @@ class TorchTrainer:
         """
         name = _storage.name_of(self.run_config)
         folder = _storage.folder_of(self.run_config, name)
+        _storage.make_own(self.run_config, folder)
         options = [*self.scaling_config.options(), *self.run_config.options(), *self.torch_config.options()]
         env = {EXPERIMENT: name, **self.run_config.env}
         launcher = Launcher([*options, "--storage", folder], env=env, command=command, cluster=cluster or {})
