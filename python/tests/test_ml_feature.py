@@ -273,3 +273,29 @@ def test_fit_takes_a_param_map_and_leaves_the_estimator_as_it_is(table):
     with pytest.raises(TypeError, match="params must be a param map"):
         scaler.fit(table, [{}])
     assert "outputCol: output column (default: " in scaler.explainParams()
+
+
+def test_a_row_of_several_files_is_named_with_its_file(tmp_path, cluster, monkeypatch):
+    for name, rows in (("a", [[1.0]] * 3), ("b", [[1.0], [None]])):
+        pq.write_table(pa.table({"features": rows}), tmp_path / f"{name}.parquet")
+    scaler = StandardScaler(inputCol="features", outputCol="scaled")
+    with pytest.raises(InvalidFeatures, match=r"row 4: element 0 is null or NaN; that is row 1 of \S*/b.parquet$") as raised:
+        Pipeline(stages=[scaler]).fit(str(tmp_path))
+    assert raised.value.row == 4 and raised.value.file.endswith("b.parquet")
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidFeatures, match="that is row 1 of"):
+        scaler.setLocalBytes(0).setNumWorkers(2).fit(str(tmp_path))
+
+
+def test_what_is_no_table_or_has_two_columns_of_a_name_is_named(table):
+    polars = pytest.importorskip("polars")
+    model = StandardScaler(inputCol="features", outputCol="scaled").fit(table)
+    for series in (polars.Series("features", [[1.0, 2.0, 3.0]]), pd.Series([1.0])):
+        with pytest.raises(UnsupportedDataset, match=r"Series: call .to_frame\(\)"):
+            model.transform(series)
+    frame = table.to_pandas()[["features"]]
+    with pytest.raises(DatasetError, match="2 columns of the name 'features'"):
+        model.transform(pd.concat([frame, frame], axis=1))
+    with pytest.raises(DatasetError, match="2 columns of the name 'features'"):
+        model.transform(pa.Table.from_arrays([table["features"]] * 2, ["features", "features"]))

@@ -16,7 +16,7 @@ from sklearn.datasets import load_breast_cancer
 from wingbeat.ml import (
     EmptyDataset,
     ExistingColumn,
-    InvalidFeatures,
+    InvalidFolds,
     InvalidLabels,
     InvalidParameter,
     MissingColumn,
@@ -232,7 +232,7 @@ def test_folds_depend_on_the_seed():
 def test_folds_may_be_given():
     remembering(foldCol="fold", numFolds=2).fit(numbered(4, [0, 1, 1, 0]))
     assert Remembers.seen == [[1, 2], [0, 3], [0, 1, 2, 3]]
-    with pytest.raises(TrialFailed, match="column 'fold', row 2: the fold is 2, and has to be 0 to 1"):
+    with pytest.raises(InvalidFolds, match="^column 'fold', row 2: the fold is 2, and has to be 0 to 1"):
         remembering(foldCol="fold", numFolds=2).fit(numbered(4, [0, 1, 2, 0]))
     with pytest.raises(MissingColumn):
         remembering(foldCol="folds").fit(numbered(4))
@@ -293,10 +293,38 @@ def test_a_fold_without_rows_is_named():
     assert isinstance(raised.value.__cause__, EmptyDataset) and raised.value.fold == 2
 
 
-def test_a_bad_fold_is_an_error_of_features():
-    with pytest.raises(TrialFailed) as raised:
+def test_a_bad_fold_is_an_error_of_no_trial():
+    with pytest.raises(InvalidFolds, match="null or NaN") as raised:
         remembering(foldCol="fold").fit(numbered(3, [0, 1, None]))
-    assert isinstance(raised.value.__cause__, InvalidFeatures)
+    assert raised.value.row == 2
+    with pytest.raises(InvalidFolds, match="holds string, and no numbers"):
+        remembering(foldCol="fold").fit(numbered(3, ["0", "1", "2"]))
+
+
+def test_progress_names_the_trial_and_writes_whole_lines(table, monkeypatch):
+    from wingbeat.ml import _progress
+
+    written = []
+
+    class Written:
+        write = written.append
+        isatty = staticmethod(lambda: False)
+        flush = staticmethod(lambda: None)
+
+    monkeypatch.setattr(_progress, "_EVERY_S", 0)
+    monkeypatch.setattr(sys, "stderr", Written)
+    classifier = LogisticRegression(maxIter=2)
+    maps = [{classifier.learningRate: rate} for rate in (1e-6, 1e-7)]
+    CrossValidator(
+        estimator=classifier, evaluator=MulticlassClassificationEvaluator(), estimatorParamMaps=maps, parallelism=2, numFolds=2
+    ).fit(table)
+    lines = [line for line in written if line.startswith("LogisticRegression")]
+    assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
+    names = {line.partition(": ")[0] for line in lines}
+    assert names == {
+        "LogisticRegression",
+        *(f"LogisticRegression (fold {fold} with learningRate={rate})" for fold in (0, 1) for rate in (1e-6, 1e-7)),
+    }
 
 
 def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkeypatch):

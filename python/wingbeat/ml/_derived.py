@@ -68,6 +68,9 @@ class Derived(Source):
     def is_in_files(self) -> bool:
         return self._source.is_in_files
 
+    def place(self, row: int) -> tuple[str, int] | None:
+        return self._source.place(row)
+
     def nbytes(self, columns: Sequence[str]) -> int:
         return self._source.nbytes(self._plan(columns)[0])
 
@@ -164,6 +167,9 @@ class Filtered(Source):
     @property
     def is_in_files(self) -> bool:
         return self._source.is_in_files
+
+    def place(self, row: int) -> tuple[str, int] | None:
+        return self._source.place(row)
 
     def nbytes(self, columns: Sequence[str]) -> int:
         return self._source.nbytes(columns)

@@ -83,6 +83,13 @@ class FileSource(Source):
 
         return pyarrow.schema([self._schema.field(name) for name in columns])
 
+    def place(self, row: int) -> tuple[str, int] | None:
+        for part in self._parts if len(self._parts) > 1 else ():
+            if row < part.num_rows:
+                return part.path, row
+            row -= part.num_rows
+        return None
+
     def nbytes(self, columns: Sequence[str]) -> int:
         return sum(part.nbytes for part in self._parts)
 

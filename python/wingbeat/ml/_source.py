@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,10 @@ class Source(ABC):
     @abstractmethod
     def num_rows(self) -> int:
         """The number of rows. A source that leaves rows out counts them: `start` and `stop` count them, too."""
+
+    def place(self, row: int) -> tuple[str, int] | None:
+        """Where a row is in a file: its path, and the row there. None if it is in no file."""
+        return None
 
     @abstractmethod
     def nbytes(self, columns: Sequence[str]) -> int:
@@ -171,6 +176,7 @@ class TableSource(Source):
         return False
 
     def table(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
+        self.require(self.column_names if columns is None else columns)
         return self._rows if columns is None else self._rows.select(list(columns))
 
     def schema(self, columns: Sequence[str]) -> pyarrow.Schema:
@@ -209,6 +215,7 @@ class _FrameSource(TableSource):
     def table(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
         names = tuple(self.column_names if columns is None else columns)
         if names not in self._converted:
+            self.require(names)
             self._converted[names] = self._convert(list(names))
         return self._converted[names]
 
@@ -282,11 +289,33 @@ def open_source(dataset: Any) -> Source:
     if root == "pandas" and hasattr(dataset, "columns"):
         return PandasSource(dataset)
     if hasattr(dataset, "__arrow_c_stream__"):
-        return TableSource(pyarrow.table(dataset))
+        try:
+            return TableSource(pyarrow.table(dataset))
+        except pyarrow.ArrowInvalid:  # a series: a column, and no table
+            pass
     hint = ": write it as Parquet, and pass the path" if root == "pyspark" else ""
+    hint = ": call .to_frame()" if kind.endswith(".Series") else hint
     raise UnsupportedDataset(
         f"a data set must be a pyarrow Table, a pandas or polars DataFrame, or the path of Parquet files; this is a {kind}{hint}"
     )
+
+
+@contextlib.contextmanager
+def placed(source: Source) -> Iterator[None]:
+    """Has errors of a row name the file that it is in: its number is one of all files together.
+
+    Args:
+        source: The data set.
+    """
+    try:
+        yield
+    except DatasetError as error:
+        row = getattr(error, "row", None)
+        place = None if row is None or hasattr(error, "file") else source.place(row)
+        if place is not None:
+            error.file, row = place  # type: ignore[attr-defined]
+            error.args = (f"{error}; that is row {row} of {place[0]}",)
+        raise
 
 
 def is_paths(dataset: Any) -> bool:

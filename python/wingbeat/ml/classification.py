@@ -6,7 +6,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.ml import _columns, _examples, _sgd, _shards, _torch_file
+from wingbeat.ml import _columns, _examples, _progress, _sgd, _shards, _torch_file
 from wingbeat.ml._errors import InvalidParameter, MlError
 from wingbeat.ml._saving import CoreModel
 from wingbeat.ml._shared import (
@@ -140,6 +140,7 @@ class LogisticRegression(Predictor["LogisticRegressionModel"], _LogisticRegressi
             fit_intercept=self.getFitIntercept(),
             seed=self.getSeed(),
             ranks=self.getNumTrainWorkers(),
+            name=_progress.name_of(type(self).__name__),
         )
         fitted = self._train(source, settings)
         classes, features = fitted.weight.shape

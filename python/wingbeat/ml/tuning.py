@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from wingbeat.ml import _saving, _shards, _trials
+from wingbeat.ml import _progress, _saving, _shards, _trials
 from wingbeat.ml._derived import Filtered
 from wingbeat.ml._errors import InvalidParameter, TooFewRows, TrialFailed, UnknownParameter
 from wingbeat.ml._folds import NamedFold, RandomFold
@@ -281,8 +281,8 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         metric = str(evaluator.getOrDefault("metricName")) if evaluator.hasParam("metricName") else "metric"
         trials = [
             Trial(
-                f"fold {fold} with {_shown(one)}",
-                _Run(estimator, evaluator, train, validation, one, keeps, on_ranks),
+                name := f"fold {fold} with {_shown(one)}",
+                _Run(name, estimator, evaluator, train, validation, one, keeps, on_ranks),
                 _shown(one),
                 lambda value: {metric: value[0]},
             )
@@ -316,6 +316,9 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         count, column = self.getNumFolds(), self.getFoldCol()
         if column:
             source.require([column])
+            # An error of the data set, and of no trial.
+            for batch in source.batches([column]):
+                NamedFold(0, count, column, True).chosen(batch)
             return [
                 (Filtered(source, NamedFold(fold, count, column, False)), Filtered(source, NamedFold(fold, count, column, True)))
                 for fold in range(count)
@@ -393,6 +396,7 @@ class _Run:
 
     def __init__(
         self,
+        name: str,
         estimator: Estimator[Any],
         evaluator: Evaluator,
         train: Source,
@@ -401,7 +405,7 @@ class _Run:
         keeps: bool,
         is_on_rank: bool,
     ) -> None:
-        self._estimator, self._evaluator = estimator, evaluator
+        self._name, self._estimator, self._evaluator = name, estimator, evaluator
         self._train, self._validation = train, validation
         self._params, self._keeps, self._is_on_rank = params, keeps, is_on_rank
 
@@ -412,8 +416,9 @@ class _Run:
         return self.fitted()
 
     def fitted(self) -> tuple[float, Any]:
-        model = self._estimator.fit(self._train, self._params)
-        metric = self._evaluator.evaluate(model.transform(self._validation, self._params))
+        with _progress.of_trial(self._name):
+            model = self._estimator.fit(self._train, self._params)
+            metric = self._evaluator.evaluate(model.transform(self._validation, self._params))
         return metric, model if self._keeps else None
 
 
