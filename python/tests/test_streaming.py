@@ -625,3 +625,26 @@ def test_memory_is_bounded_by_lanes_and_windows_and_not_by_the_rows(tmp_path, en
     assert said < 100 and allocated < 1.5 * said and allocated_then < 1.25 * allocated, done.stdout
     # Whatever allocators keep of what was freed, the process does not hold the other rows.
     assert resident_then < resident + 687 / 2, done.stdout
+
+
+def test_open_files_hold_no_rows_and_wide_row_groups_are_read_in_parts(tmp_path, monkeypatch):
+    from wingbeat._files import _reading
+    from wingbeat._files._contents import DataFile, inspect
+
+    table = pa.table({"id": range(20_000), **{f"x{number}": np.random.default_rng(number).random(20_000) for number in range(9)}})
+    table = table.append_column("name", pa.array([{"first": "a", "last": str(one)} for one in range(20_000)]))
+    local = pa.fs.LocalFileSystem()
+    memory = pa.fs.SubTreeFileSystem("/", local)  # is read as one elsewhere
+    monkeypatch.setattr(_reading, "_TOGETHER_BYTES", 300_000)
+    for filesystem in (local, memory):
+        files, before = _reading.OpenFiles(filesystem), pa.total_allocated_bytes()
+        for number in range(3):
+            path = str(tmp_path / f"{number}.parquet")
+            pq.write_table(table, path, row_group_size=10_000)
+            about = inspect(filesystem, path)
+            file = DataFile(path, about.kind, about.unit_rows, size=about.size, modified_ns=about.modified_ns)
+            for unit in range(2):
+                (read,) = _reading.rows_of(files, file, unit, table.schema, piece_rows=10_000)
+                assert read.equals(table.slice(10_000 * unit, 10_000))
+                del read
+        assert pa.total_allocated_bytes() - before < 200_000

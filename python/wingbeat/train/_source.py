@@ -30,8 +30,8 @@ Paths = Union[str, "os.PathLike[str]", Iterable[Union[str, "os.PathLike[str]"]],
 
 # Lanes of a shuffled dataset: as many row groups are mixed. 2, 4 or 8 ranks read parts that do not overlap.
 _LANES = (8, 4, 2, 1)
-# What a single rank, which reads all lanes, may hold. At times it takes twice as much, as was measured, which is 480 MiB.
-_RANK_BYTES = 240 << 20
+# What a single rank, which reads all lanes, may hold. What its allocators keep of what was freed is about half of that.
+_RANK_BYTES = 120 << 20
 # How large a window is unless its rows are given, by the first rows of the dataset.
 _WINDOW_BYTES = 2 << 20
 _WINDOW_ROWS = range(16, 32768)
@@ -122,7 +122,7 @@ def read_files(
         filesystem: The `pyarrow.fs.FileSystem` in which `paths` are; None for this machine's, or the URLs'.
         lanes: From how many row groups (or record batches) each batch is mixed. Ranks read as little as possible if it is a
             multiple of their number. None means 1 without a shuffle seed, and with one 8, or 4, 2 or 1 if a single rank could
-            not hold as many in 480 MiB.
+            not hold as many in 120 MiB.
         window_rows: How many rows of a lane are shuffled among each other. None means as many as 2 MiB hold, from 16 to
             32,768, by the size of the dataset's first rows.
 
