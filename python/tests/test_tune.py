@@ -565,17 +565,22 @@ def test_if_the_head_or_the_node_of_a_fit_dies_it_says_so(waiting, daemon):
 
 
 def test_the_next_fit_removes_what_a_killed_program_has_left(waiting, tmp_path, monkeypatch):
-    from wingbeat.tune import _cluster
+    from wingbeat import _own_folder
 
     process, all_of_it = waiting
-    monkeypatch.setattr(_cluster.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    (left,) = (tmp_path / "tmp").glob("wingbeat-tune-*")
-    _cluster._remove_left()
-    assert (left / "token").exists()
+    monkeypatch.setattr(_own_folder.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    left = [*(tmp_path / "tmp").glob("wingbeat-tune-*"), *(tmp_path / "tmp").glob("wingbeat-run-*")]
+
+    def remove():
+        for prefix in ("wingbeat-tune-", "wingbeat-run-"):
+            _own_folder.remove_left(prefix)
+
+    remove()
+    assert len(left) == 3 and all(folder.exists() for folder in left)
     process.kill()
     until(lambda: not any(map(is_running, all_of_it)))
-    _cluster._remove_left()
-    assert not left.exists()
+    remove()
+    assert not any(folder.exists() for folder in left)
 
 
 SEARCH = """

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::cache;
 
 /// Files of the package, by their paths in it.
-const FILES: [(&str, &str); 86] = [
+const FILES: [(&str, &str); 87] = [
     ("__init__.py", include_str!("../python/__init__.py")),
     ("_command.py", include_str!("../python/_command.py")),
     ("_errors.py", include_str!("../python/_errors.py")),
@@ -17,6 +17,7 @@ const FILES: [(&str, &str); 86] = [
     ("_interrupts.py", include_str!("../python/_interrupts.py")),
     ("_launcher.py", include_str!("../python/_launcher.py")),
     ("_lazy.py", include_str!("../python/_lazy.py")),
+    ("_own_folder.py", include_str!("../python/_own_folder.py")),
     ("_rank_main.py", include_str!("../python/_rank_main.py")),
     ("_sending.py", include_str!("../python/_sending.py")),
     ("_warm.py", include_str!("../python/_warm.py")),

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import wingbeat
+from wingbeat._own_folder import own_folder
 from wingbeat.ml._errors import MlError
 from wingbeat.ml.param import Params
 
@@ -116,7 +117,7 @@ class Savable(Params):
             _check_content(path, filesystem, inner, overwrite)
         elif there != fs.FileType.NotFound:
             raise FileExistsError(f"{path} already exists and is no folder: remove it, or choose another path")
-        with tempfile.TemporaryDirectory(prefix="wingbeat-model-") as folder:
+        with own_folder("wingbeat-model-") as folder:
             self.saveToLocal(os.path.join(folder, "model"))
             if there == fs.FileType.Directory:
                 # Not the folder itself, which may be a bucket.
@@ -143,7 +144,7 @@ class Savable(Params):
         from wingbeat.ml._parquet import filesystem_of
 
         filesystem, inner = filesystem_of(path)
-        with tempfile.TemporaryDirectory(prefix="wingbeat-model-") as folder:
+        with own_folder("wingbeat-model-") as folder:
             fs.copy_files(inner, folder, source_filesystem=filesystem)
             return cls.loadFromLocal(folder)
 
