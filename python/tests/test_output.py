@@ -201,3 +201,30 @@ def test_a_second_ctrl_c_is_sent_when_the_command_takes_it_for_one(write, enviro
     assert running.stdout.readline() == "second after a second: True\n"
     running.stdout.close()
     assert running.wait(DEADLINE_SECONDS) in (1, 130, -signal.SIGINT)
+
+
+def test_where_a_program_shows_output_that_cannot_be_encoded_the_rest_is_shown(python, cluster, tmp_path):
+    program = """
+        import sys, warnings
+        from wingbeat.torch import TorchDistributor
+
+        def speak():
+            print("5 \\u20ac", flush=True)
+            for number in range(2000):
+                print("line", number)
+            return 7
+
+        warnings.simplefilter("always")
+        shown = sys.stdout
+        with open("{}", "w", encoding="latin-1") as sys.stdout:
+            assert TorchDistributor(1, local_mode=False, use_gpu=False).run(speak) == 7
+        sys.stdout = open("{}", "w")
+        sys.stdout.fileno = lambda: 99
+        sys.stdout.close()
+        assert TorchDistributor(1, local_mode=False, use_gpu=False).run(speak) == 7
+        sys.stdout = shown
+    """
+    done = python(program.format(tmp_path / "log", tmp_path / "other"), cluster)
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert lines[0] == b"5 \\u20ac" and lines[-1] == b"line 1999" and len(lines) == 2001
+    assert "Traceback" not in done.stderr

@@ -22,6 +22,9 @@ from wingbeat import _interrupts
 # Of two signals within a second the command may take the second for the first, which has come twice.
 _APART_S = 1.1
 
+# The exit code of a run that has ended well, of whose output some could not be written, as on a full disk.
+OUTPUT_IS_MISSING = 74
+
 # How long what the command has written is waited for once it has ended.
 _REST_S = 5
 
@@ -92,7 +95,7 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
             interrupt.discard(process)
     for thread in shown:
         thread.rest()
-    return code
+    return OUTPUT_IS_MISSING if code == 0 and any(thread.is_missing for thread in shown) else code
 
 
 def _end(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
@@ -118,14 +121,25 @@ class _Shown(threading.Thread):
         self._source, self._target = source, target
         self._lines = 0
         self._is_reading = True
+        self.is_missing = False  # whether some of it could not be shown
 
     def run(self) -> None:
         for line in io.TextIOWrapper(self._source, encoding="utf-8", errors="replace"):
             self._is_reading = False
-            self._target.write(line)
-            self._target.flush()
+            try:
+                self._show(line)
+            except (OSError, ValueError):  # it is full, or closed: what comes is read on, so that the command does not wait
+                self.is_missing = True
             self._lines += 1
             self._is_reading = True
+
+    def _show(self, line: str) -> None:
+        try:
+            self._target.write(line)
+        except UnicodeEncodeError:
+            encoding = getattr(self._target, "encoding", None) or "ascii"
+            self._target.write(line.encode(encoding, "backslashreplace").decode(encoding))
+        self._target.flush()
 
     def rest(self) -> None:
         """Waits until all is shown, also for a slow reader; not for what the command has left behind: that may have its output
