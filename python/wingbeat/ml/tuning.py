@@ -18,7 +18,7 @@ from wingbeat.ml._shared import HasLocalBytes, HasParallelism, HasSeed
 from wingbeat.ml._source import Source
 from wingbeat.ml._trials import Outcome, Trial
 from wingbeat.ml.base import Estimator, Evaluator, Model, Transformer
-from wingbeat.ml.param import Param, ParamMap, TypeConverters, at_least, keyword_only
+from wingbeat.ml.param import Param, ParamMap, TypeConverters, at_least, keyword_only, of_parts
 
 __all__ = ["CrossValidator", "CrossValidatorModel", "ParamGridBuilder"]
 
@@ -267,7 +267,7 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         other = super().copy(extra)
         for param in (self.estimator, self.evaluator):
             if other.isSet(param):
-                other._set(**{param.name: other.getOrDefault(param).copy(extra)})
+                other._set(**{param.name: other.getOrDefault(param).copy(of_parts(extra))})
         return other
 
     def _fit(self, source: Source) -> CrossValidatorModel:
@@ -369,7 +369,7 @@ class CrossValidatorModel(Model, _CrossValidatorComposite):
             The copy.
         """
         other = super().copy(extra)
-        other.bestModel = self.bestModel.copy(extra)
+        other.bestModel = self.bestModel.copy(of_parts(extra))
         other.avgMetrics, other.stdMetrics = list(self.avgMetrics), list(self.stdMetrics)
         return other
 
