@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from wingbeat.ml import MlError, Pipeline, PipelineModel, _sklearn
+from wingbeat.ml import InvalidParameter, MlError, Pipeline, PipelineModel, _sklearn
 from wingbeat.ml.classification import LogisticRegression, LogisticRegressionModel
 from wingbeat.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from wingbeat.ml.feature import ArrayAssembler, MaxAbsScaler, MaxAbsScalerModel, StandardScaler, StandardScalerModel
@@ -367,3 +367,18 @@ def test_models_that_pyspark_4_0_1_has_saved_predict_as_they_do_there(name, kind
     found = kind.loadFromLocal(folder / name).transform(rows)
     assert found["prediction"].to_pylist() == expected[name]["prediction"]
     assert np.allclose(np.stack(found["probability"].to_numpy()), expected[name]["probability"], atol=1e-6)
+
+
+def test_estimators_models_and_evaluators_can_be_pickled(table):
+    pipeline = Pipeline(stages=stages())
+    validator = CrossValidator(
+        estimator=pipeline, evaluator=MulticlassClassificationEvaluator(), estimatorParamMaps=[{pipeline.getStages()[-1].maxIter: 2}]
+    )
+    model = validator.fit(table)
+    for one in (validator, pipeline, model, RegressionEvaluator(metricName="mse"), *pipeline.getStages(), *model.bestModel.stages):
+        copy = pickle.loads(pickle.dumps(one))
+        assert copy.uid == one.uid and copy.explainParams().count("\n") == one.explainParams().count("\n")
+    copy = pickle.loads(pickle.dumps(model))
+    assert copy.transform(table).equals(model.transform(table))
+    with pytest.raises(InvalidParameter, match="invalid maxIter: -1"):
+        pickle.loads(pickle.dumps(LogisticRegression())).setMaxIter(-1)

@@ -135,6 +135,16 @@ def test_maps_may_replace_stages_and_estimators(table):
     assert validator.copy({validator.estimator: replaced[1]}).getEstimator().uid == replaced[1].uid
 
 
+def test_names_in_maps_mean_the_object_itself_and_none_of_its_parts(table):
+    original = pipeline()
+    validator = CrossValidator(estimator=original, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[{}])
+    assert validator.copy({"numFolds": 2}).getNumFolds() == 2
+    assert np.shape(validator.fit(table, {"numFolds": 2, original.getStages()[1].maxIter: 1}).foldMetrics) == (2, 1)
+    assert original.copy({"stages": original.getStages()[:1]}).getStages()[0].uid == original.getStages()[0].uid
+    with pytest.raises(UnknownParameter, match="CrossValidator has no parameter 'maxIter'"):
+        validator.copy({"maxIter": 1})
+
+
 def test_parameters_that_would_have_no_effect_are_named(table):
     original, other = pipeline(), LogisticRegression()
     validator = CrossValidator(estimator=original, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[{}, {other.maxIter: 1}])

@@ -247,3 +247,30 @@ def test_a_stream_that_takes_nothing_ends_no_command_and_is_told(monkeypatch):
     assert _command.run(["sh", "-c", "seq 20000"], dict(os.environ)) == _command.OUTPUT_IS_MISSING == 74
     assert written == ["2\n"]
     assert _command.run(["sh", "-c", "seq 20000; exit 3"], dict(os.environ)) == 3
+
+
+def test_where_a_program_shows_output_that_cannot_be_encoded_the_rest_is_shown(python, cluster, tmp_path):
+    program = """
+        import sys, warnings
+        from wingbeat.torch import TorchDistributor
+
+        def speak():
+            print("5 \\u20ac", flush=True)
+            for number in range(2000):
+                print("line", number)
+            return 7
+
+        warnings.simplefilter("always")
+        shown = sys.stdout
+        with open("{}", "w", encoding="latin-1") as sys.stdout:
+            assert TorchDistributor(1, local_mode=False, use_gpu=False).run(speak) == 7
+        sys.stdout = open("{}", "w")
+        sys.stdout.fileno = lambda: 99
+        sys.stdout.close()
+        assert TorchDistributor(1, local_mode=False, use_gpu=False).run(speak) == 7
+        sys.stdout = shown
+    """
+    done = python(program.format(tmp_path / "log", tmp_path / "other"), cluster)
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert lines[0] == b"5 \\u20ac" and lines[-1] == b"line 1999" and len(lines) == 2001
+    assert "Traceback" not in done.stderr

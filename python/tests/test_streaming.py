@@ -213,8 +213,33 @@ def test_after_the_last_batch_of_an_epoch_the_state_is_the_beginning_of_the_next
 
 def test_each_iteration_is_an_epoch_also_after_one_that_was_left(folder):
     (shard,) = shards(read_files(folder), 1)
-    assert next(shard.iter_batches())["id"][0] == 0 and shard.epoch == 0
+    assert next(shard.iter_batches())["id"][0] == 0 and shard.epoch == 1
     assert [batch["id"][0] for batch in shard.iter_batches(batch_size=2998)] == [0] and shard.epoch == 2
+
+
+def test_epochs_are_counted_where_each_is_left_early(folder):
+    (shard,) = shards(read_files(folder), 1)
+    begun = []
+    while shard.epoch < 3:
+        for number, batch in enumerate(shard.iter_batches(batch_size=10, shuffle_seed=1)):
+            begun.append(shard.epoch)
+            if number == 2:
+                break
+    assert begun == [0] * 3 + [1] * 3 + [2] * 3
+    shard.set_epoch(shard.epoch)
+    assert (shard.state_dict()["epoch"], shard.state_dict()["rows"]) == (3, 0)
+
+
+def test_a_table_is_shuffled_by_a_seed_as_files_are():
+    from wingbeat.train._dataset import DatasetShard
+
+    def orders(seed):
+        shard = DatasetShard(pa.table({"id": range(20)}))
+        return [[id for batch in shard.iter_torch_batches(batch_size=8, shuffle_seed=seed) for id in batch["id"].tolist()] for _ in range(2)]
+
+    assert orders(None) == [list(range(20))] * 2
+    first, second = orders(1)
+    assert sorted(first) == list(range(20)) and first != second != list(range(20)) and orders(1) == [first, second] != orders(2)
 
 
 def test_rows_that_were_had_are_not_read_again(tmp_path):
@@ -390,7 +415,26 @@ def test_what_is_wrong_with_files_is_said_before_training(tmp_path):
     pq.write_table(pa.table({"id": [1], "name": ["a"]}), good / "1.parquet")
     fails(SchemaMismatchError, "'x' is double in .*0.parquet, and missing in .*1.parquet", good)
     fails(ValueError, "lanes must be a positive integer", good, lanes=0)
+    fails(TypeError, r"columns must be a list of names, not 'id': give \['id'\]", good, columns="id")
+    fails(ValueError, "columns must be names, each once", good, columns=["id", "id"])
+    fails(ValueError, "columns must be names, each once", good, columns=[])
     fails(TypeError, "paths must be a path", [])
+
+
+def test_links_are_followed_once_and_a_link_to_nothing_is_named(tmp_path):
+    folder = write_parquet(tmp_path / "data", [10, 5])
+    (tmp_path / "more").mkdir()
+    (folder / "0.parquet").rename(tmp_path / "more/0.parquet")
+    (folder / "linked").symlink_to(tmp_path / "more")
+    (folder / "same").symlink_to(tmp_path / "more")
+    (folder / "again.parquet").symlink_to(folder / "1.parquet")
+    (tmp_path / "more/loop").symlink_to(folder)
+    (folder / "_hidden").symlink_to("nowhere")
+    dataset = read_files(folder)
+    assert dataset.num_rows == 15 and repr(dataset) == "FileDataset(2 files, 15 rows, columns ['id', 'x', 'name'])"
+    (folder / "b.parquet").symlink_to("nowhere")
+    with pytest.raises(UnreadableFileError, match="b.parquet cannot be read: it is a link to nothing"):
+        read_files(folder)
 
 
 def test_a_trainer_says_so_too_and_starts_nothing(tmp_path):
@@ -401,6 +445,8 @@ def test_a_trainer_says_so_too_and_starts_nothing(tmp_path):
         TorchTrainer(print, datasets={"train": str(tmp_path / "no.parquet")}).fit()
     with pytest.raises(TooFewRowsError, match="3 rows, and there are 4 ranks"):
         TorchDistributor(4, use_gpu=False).run_on_dataframe(print, folder)
+    with pytest.raises(TooFewRowsError, match="'train' has 1 rows, and there are 2 ranks"):
+        TorchTrainer(print, scaling_config=ScalingConfig(num_workers=2), datasets={"train": pa.table({"a": [1]})}).fit()
     with pytest.raises(NotImplementedError, match="a dataset in memory with .min, max. workers"):
         TorchTrainer(print, scaling_config=ScalingConfig(num_workers=(1, 2)), datasets={"train": pa.table({"a": [1]})})
 
@@ -579,3 +625,26 @@ def test_memory_is_bounded_by_lanes_and_windows_and_not_by_the_rows(tmp_path, en
     assert said < 100 and allocated < 1.5 * said and allocated_then < 1.25 * allocated, done.stdout
     # Whatever allocators keep of what was freed, the process does not hold the other rows.
     assert resident_then < resident + 687 / 2, done.stdout
+
+
+def test_open_files_hold_no_rows_and_wide_row_groups_are_read_in_parts(tmp_path, monkeypatch):
+    from wingbeat._files import _reading
+    from wingbeat._files._contents import DataFile, inspect
+
+    table = pa.table({"id": range(20_000), **{f"x{number}": np.random.default_rng(number).random(20_000) for number in range(9)}})
+    table = table.append_column("name", pa.array([{"first": "a", "last": str(one)} for one in range(20_000)]))
+    local = pa.fs.LocalFileSystem()
+    memory = pa.fs.SubTreeFileSystem("/", local)  # is read as one elsewhere
+    monkeypatch.setattr(_reading, "_TOGETHER_BYTES", 300_000)
+    for filesystem in (local, memory):
+        files, before = _reading.OpenFiles(filesystem), pa.total_allocated_bytes()
+        for number in range(3):
+            path = str(tmp_path / f"{number}.parquet")
+            pq.write_table(table, path, row_group_size=10_000)
+            about = inspect(filesystem, path)
+            file = DataFile(path, about.kind, about.unit_rows, size=about.size, modified_ns=about.modified_ns)
+            for unit in range(2):
+                (read,) = _reading.rows_of(files, file, unit, table.schema, piece_rows=10_000)
+                assert read.equals(table.slice(10_000 * unit, 10_000))
+                del read
+        assert pa.total_allocated_bytes() - before < 200_000

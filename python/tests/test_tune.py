@@ -690,19 +690,18 @@ def test_if_the_head_or_the_node_of_a_fit_dies_it_says_so(waiting, daemon):
 
 
 def test_the_next_fit_removes_what_a_killed_program_has_left(waiting, tmp_path, monkeypatch):
-    from wingbeat import _folders
+    from wingbeat import _own_folder
 
     process, all_of_it = waiting
-    monkeypatch.setattr(_folders.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    left = [folder for folder in (tmp_path / "tmp").iterdir() if folder.name.startswith(("wingbeat-tune-", "wingbeat-run-"))]
-    assert len({folder.name[:13] for folder in left}) == 2
+    monkeypatch.setattr(_own_folder.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    left = [*(tmp_path / "tmp").glob("wingbeat-tune-*"), *(tmp_path / "tmp").glob("wingbeat-run-*")]
 
     def remove():
         for prefix in ("wingbeat-tune-", "wingbeat-run-"):
-            _folders._remove_left(prefix)
+            _own_folder.remove_left(prefix)
 
     remove()
-    assert all(folder.exists() for folder in left)
+    assert len(left) == 3 and all(folder.exists() for folder in left)
     process.kill()
     until(lambda: not any(map(is_running, all_of_it)))
     remove()

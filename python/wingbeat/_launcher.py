@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wingbeat import _command, _folders, _sending
+from wingbeat import _command, _sending
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
+from wingbeat._own_folder import own_folder
 
 if TYPE_CHECKING:
     import pyarrow
@@ -66,7 +67,7 @@ class Launcher:
         Raises:
             LaunchFailed: The run failed.
         """
-        with _folders.temporary("wingbeat-run-") as folder:
+        with own_folder("wingbeat-run-") as folder:
             self._train([path], arguments, folder)
             return Finished([], _told(folder))
 
@@ -103,7 +104,7 @@ class Launcher:
             TypeError: The function cannot be sent to ranks.
             LaunchFailed: The run failed.
         """
-        with _folders.temporary("wingbeat-run-") as folder:
+        with own_folder("wingbeat-run-") as folder:
             if datasets:
                 from wingbeat.train import _streaming
 

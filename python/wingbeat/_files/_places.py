@@ -80,13 +80,46 @@ def files_below(filesystem: Any, inner: str, path: str, ending: str = "") -> lis
         kind = filesystem.get_file_info(inner).type
         if kind == fs.FileType.File:
             return None
-        listed = filesystem.get_file_info(fs.FileSelector(inner, recursive=True)) if kind == fs.FileType.Directory else []
+        is_here = isinstance(filesystem, fs.LocalFileSystem)
+        if kind != fs.FileType.Directory:
+            raise UnreadableError(path, "there is no such file or folder")
+        if is_here:
+            paths = _walked(inner)
+        else:
+            paths = [one.path for one in filesystem.get_file_info(fs.FileSelector(inner, recursive=True)) if one.is_file]
     except (OSError, pyarrow.ArrowException) as error:
         raise UnreadableError(path, str(error)) from error
-    if kind != fs.FileType.Directory:
-        raise UnreadableError(path, "there is no such file or folder")
     below = len(inner.rstrip("/"))
-    return sorted(one.path for one in listed if one.is_file and one.path.endswith(ending) and _is_data(one.path[below:]))
+    found = sorted(one for one in paths if one.endswith(ending) and _is_data(one[below:]))
+    if is_here:
+        for one in found:
+            if not os.path.exists(one):
+                raise UnreadableError(one, "it is a link to nothing")
+        # A file that links lead to as well is read once.
+        kept: dict[str, str] = {}
+        for one in found:
+            kept.setdefault(os.path.realpath(one), one)
+        return list(kept.values())
+    return found
+
+
+def _walked(folder: str) -> list[str]:
+    """The files below a folder of this machine, and links to nothing. A folder that a link leads to again is walked once."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen, found = set(), []
+    for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        about = os.stat(parent)
+        if (about.st_dev, about.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
+        folders[:] = sorted(filter(_is_data, folders))
+        paths = [os.path.join(parent, name) for name in files]
+        found += [path for path in paths if os.path.isfile(path) or not os.path.exists(path)]
+    return found
 
 
 def _is_data(path: str) -> bool:

@@ -19,6 +19,8 @@ _READ_LOCALLY, _READ_REMOTELY = 1 << 16, 1 << 20
 # How many Parquet files are kept open: as many as there are lanes without further options. Footers take about nine times of
 # what they take in the file.
 _OPEN_FILES, _OPEN_FOOTER_BYTES = 8, 2 << 20
+# How much of a row group is decoded together, and after how much freed memory is given back, which takes one or two milliseconds.
+_TOGETHER_BYTES, _GIVEN_BACK_BYTES = 8 << 20, 16 << 20
 
 
 class OpenFiles:
@@ -32,6 +34,7 @@ class OpenFiles:
     def __init__(self, filesystem: Any) -> None:
         self.filesystem = filesystem
         self._open: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._read_bytes = 0
 
     def parquet(self, file: DataFile, buffer_size: int) -> Any:
         """A file.
@@ -46,21 +49,47 @@ class OpenFiles:
         Raises:
             UnreadableError: It has changed since it was looked into.
         """
-        import pyarrow.parquet
+        import pyarrow.fs
 
         key = (file.path, buffer_size)
         opened = self._open.pop(key, None)
         if opened is None:
             source = self.filesystem.open_input_file(file.path)
             _check(file, file.size in (None, source.size()))
-            opened = pyarrow.parquet.ParquetFile(source, buffer_size=buffer_size, page_checksum_verification=True)
+            opened = source, _parquet_file(source, buffer_size)
         self._open[key] = opened
         while len(self._open) > 1 and (len(self._open) > _OPEN_FILES or self._footer_bytes() > _OPEN_FOOTER_BYTES):
             self._open.popitem(last=False)  # which closes it, unless some of its rows are still being read
-        return opened
+        source, reader = opened
+        if buffer_size or isinstance(self.filesystem, pyarrow.fs.LocalFileSystem):
+            return reader
+        # A storage takes long to answer: all columns are asked for at once. What has read so holds what it has read.
+        return _parquet_file(source, 0, metadata=reader.metadata, pre_buffer=True)
+
+    def has_read(self, nbytes: int) -> None:
+        """Has pyarrow give freed memory back now and then: its allocator keeps about as much as is in use, and other threads free
+        what this one has allocated.
+
+        Args:
+            nbytes: How much was decoded.
+        """
+        import pyarrow
+
+        self._read_bytes += nbytes
+        if self._read_bytes >= _GIVEN_BACK_BYTES:
+            self._read_bytes = 0
+            pyarrow.default_memory_pool().release_unused()
 
     def _footer_bytes(self) -> int:
-        return sum(opened.metadata.serialized_size for opened in self._open.values())
+        return sum(reader.metadata.serialized_size for _, reader in self._open.values())
+
+
+def _parquet_file(source: Any, buffer_size: int, metadata: Any = None, pre_buffer: bool = False) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(
+        source, metadata=metadata, buffer_size=buffer_size, pre_buffer=pre_buffer, page_checksum_verification=True
+    )
 
 
 def rows_of(
@@ -124,9 +153,12 @@ def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], pie
         _check(file, number < groups.num_row_groups and groups.row_group(number).num_rows == rows)
         _check(file, set(columns) <= set(reader.schema_arrow.names))
         if is_whole:
-            yield reader.read_row_group(number, columns=columns, use_threads=False)
+            whole = _whole(reader, number, columns, files)
+            del reader, groups
+            yield whole
             return
         for batch in reader.iter_batches(piece_rows, row_groups=[number], columns=columns, use_threads=False):
+            files.has_read(batch.nbytes)
             yield pyarrow.Table.from_batches([batch])
         return
     with source_of(filesystem, file.path) as source:
@@ -140,6 +172,31 @@ def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], pie
         batch = opened.get_batch(number)
         _check(file, batch.num_rows == rows)
         yield pyarrow.Table.from_batches([batch])
+
+
+def _whole(reader: Any, number: int, columns: list[str], files: OpenFiles) -> pyarrow.Table:
+    """A row group, some columns at a time: pyarrow's allocator keeps for a while what was read and decompressed of each."""
+    import pyarrow
+
+    if not columns:  # which has its number of rows
+        return reader.read_row_group(number, columns=columns, use_threads=False)
+    about = reader.metadata.row_group(number)
+    sizes = dict.fromkeys(columns, 0)
+    for column in range(about.num_columns):
+        name = about.column(column).path_in_schema.partition(".")[0]
+        if name in sizes:
+            sizes[name] += about.column(column).total_uncompressed_size
+    parts, some, size = [], [], 0
+    for name in columns:
+        some.append(name)
+        size += sizes[name]
+        if size >= _TOGETHER_BYTES or name == columns[-1]:
+            parts.append(reader.read_row_group(number, columns=some, use_threads=False))
+            files.has_read(parts[-1].nbytes)
+            some, size = [], 0
+    if len(parts) == 1:
+        return parts[0]
+    return pyarrow.table({name: part.column(name) for part in parts for name in part.column_names})
 
 
 def _check(file: DataFile, is_as_before: bool) -> None:

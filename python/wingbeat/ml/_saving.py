@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import wingbeat
-from wingbeat import _folders
+from wingbeat._own_folder import own_folder
 from wingbeat.ml._errors import MlError
 from wingbeat.ml.param import Params
 
@@ -115,7 +115,7 @@ class Savable(Params):
             _check_content(path, filesystem, inner, overwrite)
         elif there != fs.FileType.NotFound:
             raise FileExistsError(f"{path} already exists and is no folder: remove it, or choose another path")
-        with _folders.temporary("wingbeat-model-") as folder:
+        with own_folder("wingbeat-model-") as folder:
             self.saveToLocal(os.path.join(folder, "model"))
             if there == fs.FileType.Directory:
                 # Not the folder itself, which may be a bucket.
@@ -142,7 +142,7 @@ class Savable(Params):
         from wingbeat.ml._parquet import filesystem_of
 
         filesystem, inner = filesystem_of(path)
-        with _folders.temporary("wingbeat-model-") as folder:
+        with own_folder("wingbeat-model-") as folder:
             fs.copy_files(inner, folder, source_filesystem=filesystem)
             return _loaded(cls, folder, path)
 

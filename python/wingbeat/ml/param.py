@@ -126,57 +126,65 @@ class TypeConverters:
         return [TypeConverters.toFloat(one) for one in TypeConverters.toList(value)]
 
 
-class at_least(Generic[T]):
-    """Restricts a type converter to a range. It is no closure, so that what has the parameter can be pickled.
+def at_least(
+    least: float, convert: Callable[[Any], T], *, below: float | None = None, is_open: bool = False
+) -> Callable[[Any], T]:
+    """Restricts a type converter to a range.
 
     Args:
         least: The smallest value.
         convert: The type converter of a number.
         below: Values are smaller than this.
         is_open: Whether `least` itself is excluded.
+
+    Returns:
+        A type converter.
     """
 
-    def __init__(self, least: float, convert: Callable[[Any], T], *, below: float | None = None, is_open: bool = False) -> None:
-        self._least, self._convert, self._below, self._is_open = least, convert, below, is_open
-
-    def __call__(self, value: Any) -> T:
-        number = self._convert(value)
-        # A NaN is in no range.
-        if not (cast(float, number) > self._least if self._is_open else cast(float, number) >= self._least):
-            raise ValueError(f"{number!r} is not {'more than' if self._is_open else 'at least'} {self._least}")
-        if self._below is not None and not cast(float, number) < self._below:
-            raise ValueError(f"{number!r} is not less than {self._below}")
-        return number
+    return functools.partial(_in_range, least, convert, below, is_open)
 
 
-class one_of:
+def _in_range(least: float, convert: Callable[[Any], T], below: float | None, is_open: bool, value: Any) -> T:
+    number = convert(value)
+    # A NaN is in no range.
+    if not (cast(float, number) > least if is_open else cast(float, number) >= least):
+        raise ValueError(f"{number!r} is not {'more than' if is_open else 'at least'} {least}")
+    if below is not None and not cast(float, number) < below:
+        raise ValueError(f"{number!r} is not less than {below}")
+    return number
+
+
+def one_of(*names: str) -> Callable[[Any], str]:
     """A type converter that takes one of several names.
 
     Args:
         *names: The names.
+
+    Returns:
+        The type converter.
     """
 
-    def __init__(self, *names: str) -> None:
-        self._names = names
+    return functools.partial(_one_of, names)
 
-    def __call__(self, value: Any) -> str:
-        if TypeConverters.toString(value) not in self._names:
-            near = nearest(value, self._names)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ValueError(f"{value!r} is not one of {', '.join(map(repr, self._names))}{hint}")
-        return str(value)
+
+def _one_of(names: tuple[str, ...], value: Any) -> str:
+    if TypeConverters.toString(value) not in names:
+        near = nearest(value, names)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(f"{value!r} is not one of {', '.join(map(repr, names))}{hint}")
+    return str(value)
 
 
 def of_parts(extra: ParamMap | None) -> ParamMap | None:
-    """What an object hands on to its parts of a param map that was meant for it: a name is that of its own parameter.
+    """What a param map says of the parts of an object: a name as a key means the object itself.
 
     Args:
         extra: The param map.
 
     Returns:
-        The values whose keys say of which object they are.
+        The entries whose keys are parameters.
     """
-    return None if extra is None else {param: value for param, value in extra.items() if isinstance(param, Param)}
+    return None if extra is None else {key: value for key, value in extra.items() if isinstance(key, Param)}
 
 
 def keyword_only(function: Function) -> Function:

@@ -30,8 +30,8 @@ Paths = Union[str, "os.PathLike[str]", Iterable[Union[str, "os.PathLike[str]"]],
 
 # Lanes of a shuffled dataset: as many row groups are mixed. 2, 4 or 8 ranks read parts that do not overlap.
 _LANES = (8, 4, 2, 1)
-# What a single rank, which reads all lanes, may hold. At times it takes twice as much, as was measured, which is 480 MiB.
-_RANK_BYTES = 240 << 20
+# What a single rank, which reads all lanes, may hold. What its allocators keep of what was freed is about half of that.
+_RANK_BYTES = 120 << 20
 # How large a window is unless its rows are given, by the first rows of the dataset.
 _WINDOW_BYTES = 2 << 20
 _WINDOW_ROWS = range(16, 32768)
@@ -44,7 +44,7 @@ _COLUMN_BYTES = 4 << 20
 _INSPECTORS = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FileDataset:
     """Rows in Parquet or Arrow IPC files, which ranks read as they need them. `read_files` makes one.
 
@@ -67,6 +67,9 @@ class FileDataset:
     window_rows: int
     piece_rows: int
     lane_bytes: int
+
+    def __repr__(self) -> str:
+        return f"FileDataset({len(self.files)} files, {self.num_rows} rows, columns {self.schema.names})"
 
     @property
     def unit_rows(self) -> list[int]:
@@ -119,7 +122,7 @@ def read_files(
         filesystem: The `pyarrow.fs.FileSystem` in which `paths` are; None for this machine's, or the URLs'.
         lanes: From how many row groups (or record batches) each batch is mixed. Ranks read as little as possible if it is a
             multiple of their number. None means 1 without a shuffle seed, and with one 8, or 4, 2 or 1 if a single rank could
-            not hold as many in 480 MiB.
+            not hold as many in 120 MiB.
         window_rows: How many rows of a lane are shuffled among each other. None means as many as 2 MiB hold, from 16 to
             32,768, by the size of the dataset's first rows.
 
@@ -131,9 +134,13 @@ def read_files(
         MissingColumnError: A column does not exist.
         SchemaMismatchError: Two files differ in a column that is read.
         TooFewRowsError: There are no rows.
-        TypeError: `paths` is none of these.
-        ValueError: A number makes no sense.
+        TypeError: `paths` is none of these, or `columns` is no list.
+        ValueError: A number makes no sense, or a column is named twice.
     """
+    if isinstance(columns, (str, bytes)):
+        raise TypeError(f"columns must be a list of names, not {columns!r}: give [{columns!r}]")
+    if columns is not None and (not columns or len(set(columns)) < len(columns)):
+        raise ValueError(f"columns must be names, each once, or None for all, not {list(columns)!r}")
     for name, number in (("lanes", lanes), ("window_rows", window_rows)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} must be a positive integer or None, not {number!r}")
@@ -206,10 +213,22 @@ def check_ranks(datasets: Mapping[str, FileDataset], ranks: int) -> None:
         TooFewRowsError: There are more ranks than rows.
     """
     for name, dataset in datasets.items():
-        if dataset.num_rows < ranks:
-            raise TooFewRowsError(
-                f"the dataset {name!r} has {dataset.num_rows} rows, and there are {ranks} ranks: use fewer ranks"
-            )
+        check_rows(name, dataset.num_rows, ranks)
+
+
+def check_rows(name: str, rows: int, ranks: int) -> None:
+    """Checks that each rank can have a row.
+
+    Args:
+        name: The name of the dataset.
+        rows: How many rows it has.
+        ranks: How many ranks there may be.
+
+    Raises:
+        TooFewRowsError: There are more ranks than rows.
+    """
+    if rows < ranks:
+        raise TooFewRowsError(f"the dataset {name!r} has {rows} rows, and there are {ranks} ranks: use fewer ranks")
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,10 @@ class StreamingShard:
     @property
     def epoch(self) -> int:
         """The epoch of the iteration that is going on, or of the next one if there is none."""
-        return int(self._state["epoch"] if self._epoch is None else self._epoch)
+        if self._epoch is not None:
+            return self._epoch
+        # One that was left early is over.
+        return int(self._state["epoch"] + (self._has_begun and self._state["rows"] > 0))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration, which begins at its first row.

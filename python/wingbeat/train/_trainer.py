@@ -17,7 +17,7 @@ from wingbeat.train._checkpoint import Checkpoint
 from wingbeat.train._config import RunConfig, ScalingConfig, TorchConfig
 from wingbeat.train._context import EXPERIMENT
 from wingbeat.train._result import Result, TrainingFailedError, WorkerTrainingFailedError
-from wingbeat.train._source import check_ranks, is_files, of_files
+from wingbeat.train._source import check_ranks, check_rows, is_files, of_files
 from wingbeat.train._unsupported import refuse
 
 
@@ -166,7 +166,7 @@ class TorchTrainer:
         given = {key: rows() if callable(rows) else rows for key, rows in self.datasets.items()}
         files = {key: of_files(rows) for key, rows in given.items() if is_files(rows)}
         check_ranks(files, self.scaling_config.workers[1])
-        tables = {key: _equal(rows, ranks) for key, rows in given.items() if key not in files}
+        tables = {key: _equal(key, rows, ranks) for key, rows in given.items() if key not in files}
         try:
             finished = launcher.function(
                 _loop.run,
@@ -216,9 +216,10 @@ def _arguments(loop: Callable[..., Any], config: dict[str, Any] | None) -> tuple
     return ({} if config is None else config,) if needed or config is not None else ()
 
 
-def _equal(rows: Any, ranks: int) -> Any:
+def _equal(name: str, rows: Any, ranks: int) -> Any:
     """A table of which each rank has as many rows as the others: with more, one would wait for the others in vain."""
     table = _sending.table_of(rows)
+    check_rows(name, table.num_rows, ranks)
     return table.slice(0, table.num_rows - table.num_rows % ranks)
 
 

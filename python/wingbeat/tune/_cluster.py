@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wingbeat import _command, _folders
+from wingbeat import _command
+from wingbeat._own_folder import own_folder
 
 # How long a head may take to answer, how often it is asked again, and how long another has to take its place: as long as nodes
 # and programs wait for one.
@@ -102,7 +103,7 @@ def cluster() -> Iterator[Cluster]:
     if os.environ.get("WINGBEAT_ADDRESS"):
         yield Cluster({})
         return
-    with _folders.temporary("wingbeat-tune-") as folder, contextlib.ExitStack() as daemons:
+    with own_folder("wingbeat-tune-") as folder, contextlib.ExitStack() as daemons:
         token = Path(folder, "token")
         token.touch(0o600)
         token.write_text(secrets.token_hex(32) + "\n")
