@@ -231,6 +231,10 @@ def test_bad_input_is_named(table, tmp_path):
         scaler.fit(pd.DataFrame({"features": [[1.0], "a"]}))
     with pytest.raises(InvalidParameter, match="needs inputCol"):
         StandardScaler().fit(table)
+    with pytest.raises(UnsupportedDataset, match="a data set has named columns, and this pandas.* has none"):
+        scaler.fit(pd.Series([1.0, 2.0]))
+    with pytest.raises(DatasetError, match="the DataFrame cannot be read: Duplicate column names"):
+        scaler.fit(table).transform(pd.DataFrame([[[1.0, 2.0, 3.0]] * 2], columns=["features", "features"]))
     with pytest.raises(UnsupportedDataset, match="this is a builtins.int"):
         scaler.fit(3)
     with pytest.raises(UnreadableFile, match="no file whose name ends with .parquet"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 # A training that is shorter says nothing.
 _EVERY_S = 5.0
@@ -38,4 +41,28 @@ class Progress:
         self._next = time.monotonic() + _EVERY_S
         loss = "" if self.loss is None else f", loss {self.loss:.6g}"
         place = f"epoch {epoch + 1} of {self._epochs}, {100 * done // self._rows} % of its rows"
-        print(f"LogisticRegression: {place}{loss}", file=sys.stderr, flush=True)
+        of = "" if _own.trial is None else f" ({_own.trial})"
+        if sys.stderr is not None:
+            sys.stderr.write(f"LogisticRegression{of}: {place}{loss}\n")  # in one piece: other trials write, too
+            sys.stderr.flush()
+
+
+class _Own(threading.local):
+    trial: str | None = None
+
+
+_own = _Own()
+
+
+@contextlib.contextmanager
+def of_trial(name: str) -> Iterator[None]:
+    """Has the lines of this thread say of which trial they are.
+
+    Args:
+        name: The name of the trial.
+    """
+    before, _own.trial = _own.trial, name
+    try:
+        yield
+    finally:
+        _own.trial = before

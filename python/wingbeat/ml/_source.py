@@ -224,8 +224,12 @@ class PandasSource(_FrameSource):
 
         try:
             return pyarrow.Table.from_pandas(self._frame[columns], preserve_index=False)
-        except (pyarrow.ArrowException, TypeError) as error:
-            raise DatasetError(f"a column of {columns} of the DataFrame holds values of several kinds: {error}") from error
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            if isinstance(error, (pyarrow.ArrowException, TypeError)):
+                message = f"a column of {columns} of the DataFrame holds values of several kinds: {error}"
+            else:
+                message = f"the DataFrame cannot be read: {error}"
+            raise DatasetError(message) from error
 
     def appended(self, columns: Mapping[str, pyarrow.ChunkedArray]) -> Any:
         frame = self._frame.copy(deep=False)
@@ -282,7 +286,10 @@ def open_source(dataset: Any) -> Source:
     if root == "pandas" and hasattr(dataset, "columns"):
         return PandasSource(dataset)
     if hasattr(dataset, "__arrow_c_stream__"):
-        return TableSource(pyarrow.table(dataset))
+        try:
+            return TableSource(pyarrow.table(dataset))
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            raise UnsupportedDataset(f"a data set has named columns, and this {kind} has none: {error}") from error
     hint = ": write it as Parquet, and pass the path" if root == "pyspark" else ""
     raise UnsupportedDataset(
         f"a data set must be a pyarrow Table, a pandas or polars DataFrame, or the path of Parquet files; this is a {kind}{hint}"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from wingbeat.ml import _saving, _shards, _trials
+from wingbeat.ml import _progress, _saving, _shards, _trials
 from wingbeat.ml._derived import Filtered
 from wingbeat.ml._errors import InvalidParameter, TooFewRows, TrialFailed, UnknownParameter
 from wingbeat.ml._folds import NamedFold, RandomFold
@@ -282,7 +282,7 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         trials = [
             Trial(
                 f"fold {fold} with {_shown(one)}",
-                _Run(estimator, evaluator, train, validation, one, keeps, on_ranks),
+                _Run(estimator, evaluator, train, validation, one, keeps, on_ranks, f"fold {fold}, {_shown(one)}"),
                 _shown(one),
                 lambda value: {metric: value[0]},
             )
@@ -400,10 +400,11 @@ class _Run:
         params: ParamMap,
         keeps: bool,
         is_on_rank: bool,
+        name: str,
     ) -> None:
         self._estimator, self._evaluator = estimator, evaluator
         self._train, self._validation = train, validation
-        self._params, self._keeps, self._is_on_rank = params, keeps, is_on_rank
+        self._params, self._keeps, self._is_on_rank, self._name = params, keeps, is_on_rank, name
 
     def __call__(self) -> tuple[float, Any]:
         if self._is_on_rank:
@@ -412,7 +413,8 @@ class _Run:
         return self.fitted()
 
     def fitted(self) -> tuple[float, Any]:
-        model = self._estimator.fit(self._train, self._params)
+        with _progress.of_trial(self._name):
+            model = self._estimator.fit(self._train, self._params)
         metric = self._evaluator.evaluate(model.transform(self._validation, self._params))
         return metric, model if self._keeps else None
 

@@ -91,12 +91,13 @@ def run(function: Callable[..., Any], config: dict[str, Any], folder: str) -> No
     from wingbeat._function import pickle_error
     from wingbeat.train._report import report
 
-    is_asked = False
+    is_asked = has_ended = False
 
     def stop(number: int, frame: Any) -> None:
         nonlocal is_asked
         is_asked = True
-        raise SystemExit(128 + number)
+        if not has_ended:  # else Python is ending, where others would show it as an error of theirs
+            raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
     with contextlib.suppress(OSError):
@@ -111,6 +112,7 @@ def run(function: Callable[..., Any], config: dict[str, Any], folder: str) -> No
         raise
     if isinstance(returned, Mapping):
         report(returned)
+    has_ended = True
 
 
 def _leave(folder: str, name: str, data: bytes) -> None:
