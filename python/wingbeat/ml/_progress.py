@@ -65,7 +65,7 @@ class Progress:
             epoch: The epoch, counted from 0.
             done: How many of its rows are done.
         """
-        if not self._is_shown or time.monotonic() < self._next:
+        if not self._is_shown or sys.stderr is None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY_S
         loss = "" if self.loss is None else f", loss {self.loss:.6g}"

@@ -34,7 +34,11 @@ class Experiment:
                 raise FileNotFoundError(f"{folder} has no trials to go on with: a Tuner writes {_STATE} to its folder")
             self._file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         else:
-            os.makedirs(folder, exist_ok=True)
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError as error:
+                where = "trials are stored there unless RunConfig(storage_path=…) names another folder"
+                raise type(error)(error.errno, f"{error.strerror}; {where}", folder) from error
             taken = FileExistsError(
                 f"{folder} has files already, perhaps earlier trials; give RunConfig another name, or go on with Tuner.restore"
             )

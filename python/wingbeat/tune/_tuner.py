@@ -162,7 +162,7 @@ class Tuner:
         Raises:
             TuneError: A trial failed, and `TuneConfig.raise_on_failed_trial` is set.
             FileExistsError: The folder has trials already.
-            OSError: No storage is named, and that of this user cannot be made.
+            OSError: The folder cannot be made.
             ClusterLostError: The head or the node that it had started has ended, or the head that was named does not answer any
                 more. Trials that ran are killed.
             RuntimeError: The cluster cannot be reached, or not be started.
@@ -172,7 +172,6 @@ class Tuner:
         else:
             name = self.run_config.name or _storage.name_of(self.run_config).replace("torch_trainer", "tune", 1)
             folder = _storage.folder_of(TrainRunConfig(name=name, storage_path=self.run_config.storage_path), name)
-            _storage.make_own(self.run_config, folder)
         if "://" in folder:
             raise refuse(
                 f"storage_path={os.fspath(self.run_config.storage_path or '')!r}",
