@@ -16,7 +16,7 @@ from sklearn.datasets import load_breast_cancer
 from wingbeat.ml import (
     EmptyDataset,
     ExistingColumn,
-    InvalidFeatures,
+    InvalidFolds,
     InvalidLabels,
     InvalidParameter,
     MissingColumn,
@@ -209,7 +209,7 @@ def test_folds_depend_on_the_seed():
 def test_folds_may_be_given():
     remembering(foldCol="fold", numFolds=2).fit(numbered(4, [0, 1, 1, 0]))
     assert Remembers.seen == [[1, 2], [0, 3], [0, 1, 2, 3]]
-    with pytest.raises(TrialFailed, match="column 'fold', row 2: the fold is 2, and has to be 0 to 1"):
+    with pytest.raises(InvalidFolds, match="column 'fold', row 2: the fold is 2, and has to be 0 to 1"):
         remembering(foldCol="fold", numFolds=2).fit(numbered(4, [0, 1, 2, 0]))
     with pytest.raises(MissingColumn):
         remembering(foldCol="folds").fit(numbered(4))
@@ -270,10 +270,10 @@ def test_a_fold_without_rows_is_named():
     assert isinstance(raised.value.__cause__, EmptyDataset) and raised.value.fold == 2
 
 
-def test_a_bad_fold_is_an_error_of_features():
-    with pytest.raises(TrialFailed) as raised:
+def test_a_row_without_a_fold_is_named_before_a_trial():
+    with pytest.raises(InvalidFolds, match="row 2: the fold is null or NaN") as raised:
         remembering(foldCol="fold").fit(numbered(3, [0, 1, None]))
-    assert isinstance(raised.value.__cause__, InvalidFeatures)
+    assert (raised.value.column, raised.value.row) == ("fold", 2) and Remembers.seen == []
 
 
 def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkeypatch):

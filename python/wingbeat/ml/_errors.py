@@ -108,6 +108,19 @@ class InvalidWeights(DatasetError):
     row: int | None
 
 
+class InvalidFolds(DatasetError):
+    """A row is in no fold: its fold is null, NaN, or not one of those that there are.
+
+    Attributes:
+        column: The column.
+        row: The first such row, counted from 0.
+    """
+
+    __module__ = "wingbeat.ml"
+    column: str
+    row: int
+
+
 class TooFewRows(DatasetError):
     """The data set has fewer rows than are needed.
 

@@ -316,6 +316,8 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         count, column = self.getNumFolds(), self.getFoldCol()
         if column:
             source.require([column])
+            for batch in source.batches([column]):  # each row is in a fold: this says so before a trial
+                NamedFold(0, count, column, True).chosen(batch)
             return [
                 (Filtered(source, NamedFold(fold, count, column, False)), Filtered(source, NamedFold(fold, count, column, True)))
                 for fold in range(count)
