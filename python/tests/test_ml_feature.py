@@ -247,6 +247,21 @@ def test_bad_input_is_named(table, tmp_path):
         scaler.fit(tmp_path)
 
 
+def test_a_row_of_several_files_is_named_with_its_file(tmp_path):
+    for name, rows in (("a", [[1.0], [2.0]]), ("b", [[1.0], [None], [3.0]])):
+        pq.write_table(pa.table({"features": rows}), tmp_path / f"{name}.parquet")
+    for estimator in (
+        StandardScaler(inputCol="features", outputCol="scaled"),
+        Pipeline(stages=[ArrayAssembler(inputCols=["features"], outputCol="both", featureSizes=[1])]),
+    ):
+        with pytest.raises(InvalidFeatures, match=r"column 'features', row 3 \(row 1 of .*b.parquet\): ") as raised:
+            model = estimator.fit(tmp_path)
+            model.transform(tmp_path)
+        assert raised.value.row == 3
+    with pytest.raises(InvalidFeatures, match="column 'features', row 1: "):
+        StandardScaler(inputCol="features", outputCol="scaled").fit(tmp_path / "b.parquet")
+
+
 def test_models_of_scalers_keep_what_is_no_number(table):
     model = StandardScaler(inputCol="features", outputCol="scaled").fit(pa.table({"features": [[0.0, 0.0], [2.0, 2.0]]}))
     rows = pa.table({"features": [[None, float("inf")], [float("nan"), 1.0]]})

@@ -24,10 +24,12 @@ class Batch(NamedTuple):
     Attributes:
         rows: Where each is in the data set.
         data: The rows.
+        file: The file in which they are, and where its first row is in the data set; None if there are not several files.
     """
 
     rows: numpy.ndarray[Any, Any]
     data: pyarrow.RecordBatch
+    file: tuple[str, int] | None = None
 
 
 class Rows(Protocol):
