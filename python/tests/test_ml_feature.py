@@ -256,6 +256,21 @@ def test_bad_input_is_named(table, tmp_path):
         scaler.fit(tmp_path)
 
 
+def test_a_row_of_several_files_is_named_with_its_file(tmp_path):
+    for name, rows in (("a", [[1.0], [2.0]]), ("b", [[1.0], [None], [3.0]])):
+        pq.write_table(pa.table({"features": rows}), tmp_path / f"{name}.parquet")
+    for estimator in (
+        StandardScaler(inputCol="features", outputCol="scaled"),
+        Pipeline(stages=[ArrayAssembler(inputCols=["features"], outputCol="both", featureSizes=[1])]),
+    ):
+        with pytest.raises(InvalidFeatures, match=r"column 'features', row 3 \(row 1 of .*b.parquet\): ") as raised:
+            model = estimator.fit(tmp_path)
+            model.transform(tmp_path)
+        assert raised.value.row == 3
+    with pytest.raises(InvalidFeatures, match="column 'features', row 1: "):
+        StandardScaler(inputCol="features", outputCol="scaled").fit(tmp_path / "b.parquet")
+
+
 def test_models_of_scalers_keep_what_is_no_number(table):
     model = StandardScaler(inputCol="features", outputCol="scaled").fit(pa.table({"features": [[0.0, 0.0], [2.0, 2.0]]}))
     rows = pa.table({"features": [[None, float("inf")], [float("nan"), 1.0]]})
@@ -273,19 +288,6 @@ def test_fit_takes_a_param_map_and_leaves_the_estimator_as_it_is(table):
     with pytest.raises(TypeError, match="params must be a param map"):
         scaler.fit(table, [{}])
     assert "outputCol: output column (default: " in scaler.explainParams()
-
-
-def test_a_row_of_several_files_is_named_with_its_file(tmp_path, cluster, monkeypatch):
-    for name, rows in (("a", [[1.0]] * 3), ("b", [[1.0], [None]])):
-        pq.write_table(pa.table({"features": rows}), tmp_path / f"{name}.parquet")
-    scaler = StandardScaler(inputCol="features", outputCol="scaled")
-    with pytest.raises(InvalidFeatures, match=r"row 4: element 0 is null or NaN; that is row 1 of \S*/b.parquet$") as raised:
-        Pipeline(stages=[scaler]).fit(str(tmp_path))
-    assert raised.value.row == 4 and raised.value.file.endswith("b.parquet")
-    for name, value in cluster.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidFeatures, match="that is row 1 of"):
-        scaler.setLocalBytes(0).setNumWorkers(2).fit(str(tmp_path))
 
 
 def test_what_is_no_table_or_has_two_columns_of_a_name_is_named(table):

@@ -68,9 +68,6 @@ class Derived(Source):
     def is_in_files(self) -> bool:
         return self._source.is_in_files
 
-    def place(self, row: int) -> tuple[str, int] | None:
-        return self._source.place(row)
-
     def nbytes(self, columns: Sequence[str]) -> int:
         return self._source.nbytes(self._plan(columns)[0])
 
@@ -100,10 +97,10 @@ class Derived(Source):
             data = batch.data
             for stage in stages:
                 # With the fields that there were: a column that is never null stays so.
-                for name, values in stage._compute(Batch(batch.rows, data)).items():
+                for name, values in stage._compute(Batch(batch.rows, data, batch.file)).items():
                     fields = [*data.schema, pyarrow.field(name, values.type)]
                     data = pyarrow.RecordBatch.from_arrays([*data.columns, values], schema=pyarrow.schema(fields))
-            yield Batch(batch.rows, data.select(list(columns)))
+            yield Batch(batch.rows, data.select(list(columns)), batch.file)
 
     def split(self, parts: int) -> list[tuple[int, int]]:
         return self._source.split(parts)
@@ -168,9 +165,6 @@ class Filtered(Source):
     def is_in_files(self) -> bool:
         return self._source.is_in_files
 
-    def place(self, row: int) -> tuple[str, int] | None:
-        return self._source.place(row)
-
     def nbytes(self, columns: Sequence[str]) -> int:
         return self._source.nbytes(columns)
 
@@ -191,4 +185,5 @@ class Filtered(Source):
         for batch in self._source.batches(read, start, stop):
             chosen = self._rows.chosen(batch)
             if chosen.any():
-                yield Batch(batch.rows[chosen], batch.data.select(list(columns)).filter(pyarrow.array(chosen)))
+                data = batch.data.select(list(columns)).filter(pyarrow.array(chosen))
+                yield Batch(batch.rows[chosen], data, batch.file)

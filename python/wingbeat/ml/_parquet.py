@@ -83,13 +83,6 @@ class FileSource(Source):
 
         return pyarrow.schema([self._schema.field(name) for name in columns])
 
-    def place(self, row: int) -> tuple[str, int] | None:
-        for part in self._parts if len(self._parts) > 1 else ():
-            if row < part.num_rows:
-                return part.path, row
-            row -= part.num_rows
-        return None
-
     def nbytes(self, columns: Sequence[str]) -> int:
         return sum(part.nbytes for part in self._parts)
 
@@ -115,7 +108,7 @@ class FileSource(Source):
             end = first + part.num_rows
             if first < last and end > start:
                 with _of_ml("read {} as Parquet"):
-                    yield from _read(part, first, schema, start, last)
+                    yield from _read(part, first, schema, start, last, len(self._parts) > 1)
             first = end
 
 
@@ -225,8 +218,10 @@ def _find(path: str) -> list[tuple[Any, str]]:
     return [(filesystem, file) for file in files]
 
 
-def _read(part: _Part, first: int, schema: pyarrow.Schema, start: int, stop: int) -> Iterator[Batch]:
-    """The rows of a file from `start` to `stop`. Its own first row is `first`."""
+def _read(
+    part: _Part, first: int, schema: pyarrow.Schema, start: int, stop: int, is_named: bool
+) -> Iterator[Batch]:
+    """The rows of a file from `start` to `stop`. Its own first row is `first`. Errors name it if there are others."""
     import numpy
 
     batch_rows = max(1, min(BATCH_ROWS, _BATCH_BYTES * part.num_rows // max(part.nbytes, 1)))
@@ -240,7 +235,7 @@ def _read(part: _Part, first: int, schema: pyarrow.Schema, start: int, stop: int
         for table in rows_of(files, part.file, unit, schema, skipped=at - begins, piece_rows=batch_rows):
             for data in table.slice(0, stop - at).to_batches():
                 _interrupts.check()
-                yield Batch(numpy.arange(at, at + data.num_rows), data)
+                yield Batch(numpy.arange(at, at + data.num_rows), data, (part.path, first) if is_named else None)
                 at += data.num_rows
             if at >= stop:
                 return

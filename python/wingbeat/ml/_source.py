@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +24,12 @@ class Batch(NamedTuple):
     Attributes:
         rows: Where each is in the data set.
         data: The rows.
+        file: The file in which they are, and where its first row is in the data set; None if there are not several files.
     """
 
     rows: numpy.ndarray[Any, Any]
     data: pyarrow.RecordBatch
+    file: tuple[str, int] | None = None
 
 
 class Rows(Protocol):
@@ -60,10 +61,6 @@ class Source(ABC):
     @abstractmethod
     def num_rows(self) -> int:
         """The number of rows. A source that leaves rows out counts them: `start` and `stop` count them, too."""
-
-    def place(self, row: int) -> tuple[str, int] | None:
-        """Where a row is in a file: its path, and the row there. None if it is in no file."""
-        return None
 
     @abstractmethod
     def nbytes(self, columns: Sequence[str]) -> int:
@@ -298,24 +295,6 @@ def open_source(dataset: Any) -> Source:
     raise UnsupportedDataset(
         f"a data set must be a pyarrow Table, a pandas or polars DataFrame, or the path of Parquet files; this is a {kind}{hint}"
     )
-
-
-@contextlib.contextmanager
-def placed(source: Source) -> Iterator[None]:
-    """Has errors of a row name the file that it is in: its number is one of all files together.
-
-    Args:
-        source: The data set.
-    """
-    try:
-        yield
-    except DatasetError as error:
-        row = getattr(error, "row", None)
-        place = None if row is None or hasattr(error, "file") else source.place(row)
-        if place is not None:
-            error.file, row = place  # type: ignore[attr-defined]
-            error.args = (f"{error}; that is row {row} of {place[0]}",)
-        raise
 
 
 def is_paths(dataset: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from wingbeat.ml._derived import Derived
 from wingbeat.ml._saving import Savable
 from wingbeat.ml._shared import HasFeaturesCol, HasLabelCol, HasPredictionCol
-from wingbeat.ml._source import Batch, Source, open_source, placed
+from wingbeat.ml._source import Batch, Source, open_source
 from wingbeat.ml.param import ParamMap, Params
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ class Estimator(Savable, ABC, Generic[M]):
             TypeError: `params` is no param map.
         """
         source = open_source(dataset)
-        with placed(source):
-            return self._with(params)._fit(source)
+        return self._with(params)._fit(source)
 
     @abstractmethod
     def _fit(self, source: Source) -> M: ...
@@ -72,13 +71,12 @@ class Transformer(Savable, ABC):
         """
         source = open_source(dataset)
         derived = Derived(source, _with(self, params)._elements())
-        with placed(source):
-            if output is not None:
-                from wingbeat.ml._parquet import write_file
+        if output is not None:
+            from wingbeat.ml._parquet import write_file
 
-                write_file(derived, os.fspath(output))
-                return output
-            return derived if isinstance(dataset, Source) else derived.result()
+            write_file(derived, os.fspath(output))
+            return output
+        return derived if isinstance(dataset, Source) else derived.result()
 
     def _elements(self) -> Sequence[Transformer]:
         """The transformers that this one consists of."""
@@ -115,9 +113,7 @@ class Evaluator(Savable, ABC):
             MlError: The data set cannot be used; its class says why.
             TypeError: `params` is no param map.
         """
-        source = open_source(dataset)
-        with placed(source):
-            return _with(self, params)._evaluate(source)
+        return _with(self, params)._evaluate(open_source(dataset))
 
     @abstractmethod
     def _evaluate(self, source: Source) -> float: ...

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.ml import _columns, _shards
 from wingbeat.ml._errors import EmptyDataset, InvalidFeatures, InvalidParameter, TooFewRows
-from wingbeat.ml._source import Batch, Source, open_source, placed
+from wingbeat.ml._source import Batch, Source, open_source
 from wingbeat.ml.param import one_of
 
 if TYPE_CHECKING:
@@ -172,9 +172,7 @@ def summarize_dataframe(
         InvalidFeatures: A value is null, NaN or infinite, or arrays differ in length.
         EmptyDataset: There are no rows.
     """
-    source = open_source(dataframe)
-    with placed(source):
-        return summarize(source, column, localBytes, numWorkers).to_result(metrics)
+    return summarize(open_source(dataframe), column, localBytes, numWorkers).to_result(metrics)
 
 
 def summarize(source: Source, column: str, local_bytes: int, workers: int | None) -> SummarizerAggState:
