@@ -305,6 +305,14 @@ def test_a_trainer_is_tried_with_its_own_ranks_and_files(fit, tmp_path):
         tune.Tuner(trainer, param_space={"size": 1})
 
 
+def test_a_trainer_whose_loop_takes_no_argument_is_tried(fit):
+    def loop():
+        train.report({"ranks": train.get_context().get_world_size()})
+
+    space = {"scaling_config": tune.grid_search([train.ScalingConfig(num_workers=ranks) for ranks in (1, 2)])}
+    assert [result.metrics["ranks"] for result in fit(train.TorchTrainer(loop), space)] == [1, 2]
+
+
 def test_a_searcher_learns_from_what_trials_report(fit):
     class Halves(Searcher):
         """Halves x until that is no better."""

@@ -323,7 +323,9 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
             trial.began = trial.launched
             own = copy.copy(trainer)
             own.run_config = _of_trial(run_config, trial)
-            config = _merged(trainer.train_loop_config or {}, trial.config.get("train_loop_config", {}))
+            config, chosen = trainer.train_loop_config, trial.config.get("train_loop_config")
+            if chosen is not None:
+                config = _merged(config or {}, chosen)
             own.configure(config, trial.config.get("scaling_config", trainer.scaling_config))
             return own.run(trial.command, cluster).best_checkpoints
 
