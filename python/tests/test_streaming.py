@@ -339,6 +339,8 @@ def test_batches_are_arrays_tensors_pandas_or_arrow(of_all_kinds, tmp_path):
     batch = next(shard.iter_torch_batches(batch_size=10, dtypes={"id": torch.float64}))
     assert (batch["image"].shape, batch["id"].dtype) == ((10, 3), torch.float64)
     batch["image"] += 1
+    with pytest.raises(ValueError, match="give no dtypes and no device with it"):
+        shard.iter_torch_batches(collate_fn=dict, dtypes=torch.float32)
     with pytest.raises(NotImplementedError, match="use shuffle_seed="):
         shard.iter_batches(local_shuffle_buffer_size=10)
 
