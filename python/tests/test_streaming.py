@@ -339,6 +339,8 @@ def test_batches_are_arrays_tensors_pandas_or_arrow(of_all_kinds, tmp_path):
     batch = next(shard.iter_torch_batches(batch_size=10, dtypes={"id": torch.float64}))
     assert (batch["image"].shape, batch["id"].dtype) == ((10, 3), torch.float64)
     batch["image"] += 1
+    with pytest.raises(ValueError, match="give no dtypes and no device with it"):
+        shard.iter_torch_batches(collate_fn=dict, dtypes=torch.float32)
     with pytest.raises(NotImplementedError, match="use shuffle_seed="):
         shard.iter_batches(local_shuffle_buffer_size=10)
 
@@ -648,3 +650,32 @@ def test_open_files_hold_no_rows_and_wide_row_groups_are_read_in_parts(tmp_path,
                 assert read.equals(table.slice(10_000 * unit, 10_000))
                 del read
         assert pa.total_allocated_bytes() - before < 200_000
+
+
+def test_text_that_polars_writes_is_gathered(tmp_path):
+    polars = pytest.importorskip("polars")
+    polars.DataFrame({"id": range(100), "text": [f"text number {one}" for one in range(100)]}).write_ipc(tmp_path / "rows.arrow")
+    dataset = read_files(tmp_path, window_rows=30)
+    for seed in (None, 1):
+        rows = [row for shard in shards(dataset, 2) for row in shard.iter_rows(shuffle_seed=seed)]
+        assert sorted((row["id"], row["text"]) for row in rows) == [(one, f"text number {one}") for one in range(100)]
+
+
+def test_a_damaged_record_batch_is_an_error_that_names_the_file(tmp_path):
+    table = pa.table({"text": [f"text {one}" for one in range(1000)]})
+    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as out:
+        out.write_table(table)
+    data = bytearray((tmp_path / "rows.arrow").read_bytes())
+    offset = data.index(np.array([0, 6, 12, 18], "<i4").tobytes())
+    data[offset + 8 : offset + 12] = (0x70000000).to_bytes(4, "little")
+    (tmp_path / "rows.arrow").write_bytes(data)
+    with pytest.raises(UnreadableFileError, match="rows.arrow cannot be read: (?!it has changed)"):
+        list(shards(read_files(tmp_path), 1)[0].iter_batches(shuffle_seed=1))
+
+
+def test_a_file_outside_of_the_partitions_is_named(tmp_path):
+    table = pa.table({"id": range(10), "year": [2020] * 10})
+    pa.dataset.write_dataset(table, tmp_path / "data", format="parquet", partitioning=["year"], partitioning_flavor="hive")
+    pq.write_table(table.select(["id"]), tmp_path / "data" / "z.parquet")
+    with pytest.raises(SchemaMismatchError, match="'year' is in the names of folders in .*, and missing in .*z.parquet"):
+        read_files(tmp_path / "data")

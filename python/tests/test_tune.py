@@ -115,17 +115,6 @@ def test_each_trial_has_its_folder_and_knows_it(fit, tmp_path, monkeypatch):
     assert result.metrics["same"] == 1
 
 
-def test_a_trainer_whose_loop_takes_nothing_is_tried(fit):
-    def loop():
-        train.report({"x": 1})
-
-    scaling = tune.grid_search([train.ScalingConfig(num_workers=1)])
-    (result,) = fit(train.TorchTrainer(loop), {"scaling_config": scaling})
-    assert result.metrics["x"] == 1 and result.error is None
-    with pytest.raises(ValueError, match="loop takes no argument, and there is a train_loop_config"):
-        tune.Tuner(train.TorchTrainer(loop), param_space={"train_loop_config": {"x": tune.choice([1])}})
-
-
 def test_a_function_that_has_returned_is_not_stopped(tmp_path, monkeypatch):
     from wingbeat.tune import _trainable
 
@@ -373,6 +362,16 @@ def test_a_trainer_is_tried_with_its_own_ranks_and_files(fit, tmp_path):
     assert [(one.metrics["rows"], one.metrics["ranks"], one.metrics["kept"]) for one in grid] == [(5, 2, 7)] * 2
     with pytest.raises(ValueError, match="use {\"train_loop_config\": {'size': …}}"):
         tune.Tuner(trainer, param_space={"size": 1})
+
+
+def test_a_trainer_whose_loop_takes_no_argument_is_tried(fit):
+    def loop():
+        train.report({"ranks": train.get_context().get_world_size()})
+
+    space = {"scaling_config": tune.grid_search([train.ScalingConfig(num_workers=ranks) for ranks in (1, 2)])}
+    assert [result.metrics["ranks"] for result in fit(train.TorchTrainer(loop), space)] == [1, 2]
+    with pytest.raises(ValueError, match="loop takes no argument, and there is a train_loop_config"):
+        tune.Tuner(train.TorchTrainer(loop), param_space={"train_loop_config": {"x": tune.choice([1])}})
 
 
 def test_a_searcher_learns_from_what_trials_report(fit):

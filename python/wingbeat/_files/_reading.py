@@ -171,6 +171,7 @@ def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], pie
         _check(file, number < opened.num_record_batches)
         batch = opened.get_batch(number)
         _check(file, batch.num_rows == rows)
+        batch.validate(full=True)  # an offset beyond the end would kill the process
         yield pyarrow.Table.from_batches([batch])
 
 

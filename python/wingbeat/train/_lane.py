@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
@@ -108,8 +109,5 @@ def _read(dataset: FileDataset, order: Order, lane: int, skipped: int, files: Op
 
 def _file_of(dataset: FileDataset, unit: int) -> tuple[DataFile, int]:
     """The file of a unit, and the unit's number there."""
-    for file in dataset.files:
-        if unit < len(file.unit_rows):
-            return file, unit
-        unit -= len(file.unit_rows)
-    raise IndexError(unit)
+    number = bisect.bisect_right(dataset.first_units, unit) - 1  # the last of those that begin there: others have no units
+    return dataset.files[number], unit - dataset.first_units[number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,6 +76,11 @@ class FileDataset:
     def unit_rows(self) -> list[int]:
         """How many rows each row group or record batch has."""
         return [rows for file in self.files for rows in file.unit_rows]
+
+    @cached_property
+    def first_units(self) -> list[int]:
+        """The number of each file's first unit among those of all files."""
+        return list(itertools.accumulate((len(file.unit_rows) for file in self.files[:-1]), initial=0))
 
     @property
     def num_rows(self) -> int:
@@ -323,6 +329,11 @@ def _common(
     for name in names:
         if name not in of_files.names:
             raise MissingColumnError(name, files[0].path, tuple(of_files.names))
+    for file in files[1:]:
+        apart = {name for name, _ in file.constants}.symmetric_difference(constants)
+        if apart:
+            where = ("in the names of folders", "missing") if min(apart) in constants else ("missing", "in the names of folders")
+            raise SchemaMismatchError(min(apart), (files[0].path, file.path), where)
     compared = [name for name in names if name not in constants]
     for file, about in zip(files[1:], inspected[1:]):
         more = about.schema.names if columns is None and (given is None or set(of_files.names) <= set(given.names)) else []
@@ -332,7 +343,7 @@ def _common(
             expected, there = ("missing" if kind is None else str(kind) for kind in kinds)
             raise SchemaMismatchError(name, (files[0].path, file.path), (expected, there))
     # Without metadata, and nullable: files may differ in these.
-    schema = pyarrow.schema([pyarrow.field(name, of_files.field(name).type) for name in names])
+    schema = pyarrow.schema([pyarrow.field(name, _plain(of_files.field(name).type)) for name in names])
     if given is None:
         return schema
     wanted = pyarrow.schema([pyarrow.field(name, given.field(name).type) for name in names if name in given.names])
@@ -363,6 +374,14 @@ def _lane_bytes(files: Sequence[DataFile], schema: pyarrow.Schema, row_bytes: fl
     # One unit begins while the last rows of another are still in use. Of windows, two are read, and three are put together: one
     # that is being made, one that is ready, and one that the loop has.
     return 2 * unit + 5 * window_rows * row_bytes
+
+
+def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """The type that rows are cast to: pyarrow gathers no views, in which polars writes text."""
+    import pyarrow
+
+    views = {"string_view": pyarrow.large_string(), "binary_view": pyarrow.large_binary()}
+    return views.get(str(kind), kind)
 
 
 def _leaves(kind: pyarrow.DataType) -> int:
