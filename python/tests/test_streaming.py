@@ -5,6 +5,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 from decimal import Decimal
 from pathlib import Path
 
@@ -649,7 +650,10 @@ def test_open_files_hold_no_rows_and_wide_row_groups_are_read_in_parts(tmp_path,
                 (read,) = _reading.rows_of(files, file, unit, table.schema, piece_rows=10_000)
                 assert read.equals(table.slice(10_000 * unit, 10_000))
                 del read
-        assert pa.total_allocated_bytes() - before < 200_000
+        until = time.monotonic() + DEADLINE_SECONDS
+        while pa.total_allocated_bytes() - before > 200_000:  # a thread of pyarrow may be about to let go of what it has read
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def test_text_that_polars_writes_is_gathered(tmp_path):
