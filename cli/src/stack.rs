@@ -1,10 +1,11 @@
 //! `wingbeat stack`.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use wingbeat_net::messages::{ProcessStacks, StackFrame, Subject};
+use wingbeat_net::messages::{ProcessStacks, ProgramStacks, StackFrame, Subject};
 use wingbeat_net::mux;
 
 use crate::cluster::{Where, connect};
@@ -49,15 +50,45 @@ pub(crate) async fn stack(args: StackArgs) -> Result<()> {
     Ok(())
 }
 
+/// A function's name without the types that it is made of, where those make it longer than a line.
+fn without_long_types(function: &str) -> Cow<'_, str> {
+    if function.chars().count() <= WIDTH {
+        return function.into();
+    }
+    let (mut short, mut depth) = (String::new(), 0_usize);
+    let mut before = ' ';
+    // A name may begin with a type, as `<T as Trait>::name`: that stays. The `>` of `->` closes nothing.
+    for letter in function.chars() {
+        match letter {
+            '<' if !short.is_empty() => {
+                depth += 1;
+                if depth == 1 {
+                    short.push_str("<…>");
+                }
+            }
+            '>' if before != '-' && depth > 0 => depth -= 1,
+            _ if depth == 0 => short.push(letter),
+            _ => {}
+        }
+        before = letter;
+    }
+    short.into()
+}
+
 fn shown(stacks: &ProcessStacks) -> String {
-    let ProcessStacks { pid, hostname, runs, threads } = stacks;
+    let ProcessStacks { pid, hostname, runs, threads, programs } = stacks;
     let mut text = format!("pid {pid} on {hostname}: {runs}\n");
+    for ProgramStacks { pid, stacks } in programs {
+        text += &format!("\nprogram {pid}, which it has started\n");
+        stacks.lines().for_each(|line| text += &format!("    {line}\n"));
+    }
     for thread in threads {
         text += &format!("\nthread {} `{}` {}\n", thread.tid, thread.name, thread.state);
         if let Some(note) = &thread.note {
             text += &format!("    ({note})\n");
         }
         for StackFrame { function, place } in &thread.frames {
+            let function = without_long_types(function);
             let place = place.as_deref().unwrap_or_default();
             text += &match 4 + function.chars().count() + 2 + place.chars().count() {
                 _ if place.is_empty() => format!("    {function}\n"),
@@ -74,6 +105,15 @@ mod tests {
     use wingbeat_net::messages::ThreadStack;
 
     use super::*;
+
+    #[test]
+    fn a_name_longer_than_a_line_has_no_types_in_it() {
+        let long = "tokio::runtime::runtime::Runtime::block_on<core::future::poll_fn::PollFn<impl Fn(u32) -> Option<u8>>>::inner";
+        assert_eq!(without_long_types(long), "tokio::runtime::runtime::Runtime::block_on<…>::inner");
+        let of_a_trait = "<std::os::unix::net::stream::UnixStream as std::io::Read>::read_buf::and::so::on::and::on";
+        assert_eq!(without_long_types(of_a_trait), of_a_trait);
+        assert_eq!(without_long_types("short<u8>"), "short<u8>");
+    }
 
     #[test]
     fn a_stack_reads_from_the_innermost_function_outwards() {
@@ -93,10 +133,15 @@ mod tests {
             state: "runs".into(),
             ..Default::default()
         };
-        let stacks =
-            ProcessStacks { pid: 7, hostname: "here".into(), runs: "jobs::work".into(), threads: vec![main, deaf] };
+        let programs = vec![ProgramStacks {
+            pid: 9,
+            stacks: "Thread 0x1 (most recent call first):\n  File \"train.py\"\n".into(),
+        }];
+        let threads = vec![main, deaf];
+        let stacks = ProcessStacks { pid: 7, hostname: "here".into(), runs: "jobs::work".into(), threads, programs };
         let wanted = format!(
-            "pid 7 on here: jobs::work\n\nthread 7 `main` sleeps in the kernel's futex_do_wait\n    jobs::wait  src/jobs.rs:12\n    \
+            "pid 7 on here: jobs::work\n\nprogram 9, which it has started\n    Thread 0x1 (most recent call first):\n      File \"train.py\"\n\n\
+             thread 7 `main` sleeps in the kernel's futex_do_wait\n    jobs::wait  src/jobs.rs:12\n    \
              {long}\n        src/long.rs:1\n\nthread 8 `deaf` runs\n    (it blocks)\n"
         );
         assert_eq!(shown(&stacks), wanted);

@@ -293,9 +293,11 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
                     tell_in(dir, "raised.pickle", pickled);
                 }
             }
-            // The script's own exit code is what a caller of the script would see.
+            // The script's own exit code is what a caller of the script would see, unless this command says something else with it.
             let code = match &error {
-                TrainError::RankFailed { code: Some(code), .. } => u8::try_from(*code).unwrap_or(1),
+                TrainError::RankFailed { code: Some(code), .. } => {
+                    u8::try_from(*code).ok().filter(|code| *code != rank_logs::INCOMPLETE).unwrap_or(1)
+                }
                 TrainError::Stopped { .. } => stopped_by(signal),
                 _ => 1,
             };

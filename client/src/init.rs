@@ -52,8 +52,8 @@ pub fn init_blocking() -> Result<Session> {
 }
 
 /// Leaves the cluster; a private one ends. Refs to small values that have arrived can still be read; every other ref,
-/// stream and call, also a pending one, fails with [`Error::SessionEnded`](crate::Error::SessionEnded), and what is submitted
-/// after that with [`Error::NoSession`](crate::Error::NoSession).
+/// stream and call, also a pending one, fails with [`Error::SessionEnded`](crate::Error::SessionEnded). So does what is submitted after that in a session that is
+/// still entered; without one it fails with [`Error::NoSession`](crate::Error::NoSession).
 pub async fn shutdown() {
     if let Ok(session) = Session::current() {
         session.shutdown().await;

@@ -1,22 +1,28 @@
+use std::collections::VecDeque;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::stream::{FuturesOrdered, FuturesUnordered};
 use futures::{Stream, StreamExt};
 use serde::de::DeserializeOwned;
-use wingbeat_core::error::Result;
-use wingbeat_process::block_on;
+use wingbeat_core::TaskId;
+use wingbeat_core::error::{Error, Result};
+use wingbeat_process::{Handle, Waiting, block_on, context, text_of_panic};
 
-use crate::{Get, ObjectRef};
+use crate::{Get, ObjectRef, Session, current_task};
 
 /// How many calls of a [`Map`] are under way unless told otherwise: enough for many CPUs, and little to remember.
 const IN_FLIGHT: usize = 256;
 
 /// Submits a task or call for each item, a bounded number at a time, and gives their results as a stream.
 ///
-/// For inputs that are many or endless: an item is taken only when there is room for it, and only the results that are under way are in
+/// For inputs that are many or endless: an item is taken only when there is room for it, and only what was submitted and not taken is in
 /// memory. The results come in the order of the items, or with [`unordered`](Map::unordered) in the order in which they arrive.
+///
+/// Items are taken, and calls made, within [`next`](Map::next), in the session in which the map was made. So an iterator that takes long for an item holds results up meanwhile, and one
+/// that waits for a result of the map waits for ever. An actor with `max_pending_calls` needs an [`in_flight`](Map::in_flight) of no more than that.
 ///
 /// ```no_run
 /// #[wingbeat::remote]
@@ -38,7 +44,8 @@ where
     F: FnMut(I::Item) -> ObjectRef<T>,
     T: DeserializeOwned + 'static,
 {
-    Map { items: Some(items.into_iter()), call, in_flight: IN_FLIGHT, calls: Calls::InOrder(FuturesOrdered::new()) }
+    let (items, calls) = (Some(items.into_iter()), Calls::in_order());
+    Map { items, call, session: Session::current().ok(), in_flight: IN_FLIGHT, calls, waiting: None, interrupted: None }
 }
 
 /// The results of [`map`](fn@map). Dropped, it cancels what is not done.
@@ -47,12 +54,19 @@ pub struct Map<I, F, T: DeserializeOwned + 'static> {
     /// None after the last.
     items: Option<I>,
     call: F,
+    /// In which it was made; none if there was none yet.
+    session: Option<Session>,
     in_flight: usize,
     calls: Calls<T>,
+    /// While it is polled as a stream and has nothing.
+    waiting: Option<Waiting>,
+    /// The last task whose wait was interrupted.
+    interrupted: Option<TaskId>,
 }
 
 enum Calls<T: DeserializeOwned + 'static> {
-    InOrder(FuturesOrdered<Call<T>>),
+    /// And what their results are, the next one first.
+    InOrder(FuturesOrdered<Call<T>>, VecDeque<Handle>),
     AsTheyCome(FuturesUnordered<Call<T>>),
 }
 
@@ -77,8 +91,11 @@ where
     T: DeserializeOwned + 'static,
 {
     /// The next result, or why there is none; none after the last. A failure is one result among others: the rest goes on.
+    /// A task that is cancelled meanwhile gets that as its last result.
     pub async fn next(&mut self) -> Option<Result<T>> {
-        StreamExt::next(self).await
+        // The task waits only as long as this is awaited, however long the map lives.
+        let mut waiting = None;
+        std::future::poll_fn(|cx| self.poll_result(&mut waiting, cx)).await
     }
 
     /// As [`next`](Self::next), blocking this thread.
@@ -114,17 +131,52 @@ where
         block_on(self.collect())
     }
 
-    /// Submits as many as there is room for.
-    fn submit(&mut self) {
-        while self.calls.len() < self.in_flight
-            && let Some(items) = &mut self.items
-        {
-            match items.next() {
-                Some(item) => self.calls.push(Call::of((self.call)(item))),
-                // An iterator need not go on saying so.
-                None => self.items = None,
+    /// Submits one more, if there is room for it, and anything to submit.
+    fn submit(&mut self) -> bool {
+        if self.calls.len() >= self.in_flight {
+            return false;
+        }
+        // An iterator need not go on saying that it has no more.
+        let Some(item) = self.items.as_mut().and_then(Iterator::next) else {
+            self.items = None;
+            return false;
+        };
+        let entered = self.session.as_ref().map(Session::enter);
+        let object = (self.call)(item);
+        drop(entered);
+        self.calls.push(object);
+        true
+    }
+
+    fn poll_result(&mut self, waiting: &mut Option<Waiting>, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        // Nobody would cancel what a cancelled task submits from now on.
+        if let Some(cancelled) = context::cancellation() {
+            return self.interrupt(cancelled);
+        }
+        loop {
+            // A result that is there need not wait until all items are submitted for which there is room: the iterator may be slow. One
+            // for one keeps as many under way as there were.
+            let has_submitted = self.submit();
+            match self.calls.poll(cx) {
+                Poll::Ready(None) if has_submitted => {}
+                Poll::Ready(result) => return Poll::Ready(result),
+                Poll::Pending if has_submitted => {}
+                Poll::Pending => break,
             }
         }
+        Waiting::keep(waiting, &self.calls.awaited());
+        let Some(Poll::Ready(error)) = waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) else {
+            return Poll::Pending;
+        };
+        self.interrupt(error)
+    }
+
+    /// The wait of the running task is over, and no result is lost: whoever goes on with the map, as an actor's next call, has them. To the task
+    /// itself this is the end, since it may pass over errors.
+    fn interrupt(&mut self, error: Error) -> Poll<Option<Result<T>>> {
+        let is_first = self.interrupted != current_task();
+        self.interrupted = current_task();
+        Poll::Ready(is_first.then_some(Err(error)))
     }
 }
 
@@ -138,26 +190,55 @@ where
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
         let this = self.get_mut();
-        this.submit();
-        match &mut this.calls {
-            Calls::InOrder(calls) => calls.poll_next_unpin(cx),
-            Calls::AsTheyCome(calls) => calls.poll_next_unpin(cx),
+        let mut waiting = this.waiting.take();
+        let result = this.poll_result(&mut waiting, cx);
+        if result.is_pending() {
+            this.waiting = waiting;
         }
+        result
     }
 }
 
 impl<T: DeserializeOwned + 'static> Calls<T> {
+    fn in_order() -> Calls<T> {
+        Calls::InOrder(FuturesOrdered::new(), VecDeque::new())
+    }
+
     fn len(&self) -> usize {
         match self {
-            Calls::InOrder(calls) => calls.len(),
+            Calls::InOrder(calls, _) => calls.len(),
             Calls::AsTheyCome(calls) => calls.len(),
         }
     }
 
-    fn push(&mut self, call: Call<T>) {
+    fn push(&mut self, object: ObjectRef<T>) {
         match self {
-            Calls::InOrder(calls) => calls.push_back(call),
-            Calls::AsTheyCome(calls) => calls.push(call),
+            Calls::InOrder(calls, handles) => {
+                handles.push_back(object.handle().clone());
+                calls.push_back(Call::of(object));
+            }
+            Calls::AsTheyCome(calls) => calls.push(Call::of(object)),
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        match self {
+            Calls::InOrder(calls, handles) => {
+                let result = calls.poll_next_unpin(cx);
+                if result.is_ready() {
+                    handles.pop_front();
+                }
+                result
+            }
+            Calls::AsTheyCome(calls) => calls.poll_next_unpin(cx),
+        }
+    }
+
+    /// What it waits for that awaits the next result: of several, none in particular.
+    fn awaited(&self) -> Vec<&Handle> {
+        match self {
+            Calls::InOrder(_, handles) => handles.front().into_iter().collect(),
+            Calls::AsTheyCome(_) => Vec::new(),
         }
     }
 }
@@ -177,7 +258,7 @@ struct Call<T> {
 
 impl<T: DeserializeOwned + 'static> Call<T> {
     fn of(object: ObjectRef<T>) -> Call<T> {
-        let get = object.get();
+        let get = object.get_among_others();
         Call { object, get, is_done: false }
     }
 }
@@ -186,7 +267,15 @@ impl<T: DeserializeOwned + 'static> Future for Call<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
-        let result = Pin::new(&mut self.get).poll(cx);
+        // A stream of futures loses one that panics, and waits for it.
+        let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut self.get).poll(cx)));
+        let result = polled.unwrap_or_else(|payload| {
+            let why = format!("its Deserialize panicked: {}", text_of_panic(&*payload));
+            Poll::Ready(Err(Error::Decode {
+                what: format!("{} as {}", self.object.id(), std::any::type_name::<T>()),
+                why,
+            }))
+        });
         self.is_done = result.is_ready();
         result
     }

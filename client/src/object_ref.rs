@@ -113,6 +113,11 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
         Get { value: self.pending(), ty: PhantomData }
     }
 
+    /// As [`get`](Self::get), by one that awaits others beside it, and sees itself to what the running task waits for.
+    pub(crate) fn get_among_others(&self) -> Get<T> {
+        Get { value: ValueFuture::among_others(&self.handle), ty: PhantomData }
+    }
+
     /// As [`get`](Self::get), for at most `limit`.
     ///
     /// # Errors

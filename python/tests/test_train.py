@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -86,6 +88,49 @@ def test_a_hang_is_seen_and_the_rank_that_lags_is_named(run, write, cluster, opt
     assert "rank 1 keeps the others waiting" in done.stderr
     assert "load_batch" in done.stderr and "waited" in done.stderr
     assert "attempt 2" in done.stderr
+
+
+def test_the_exit_code_of_a_rank_is_the_run_s_unless_that_means_something_else(run, write, cluster):
+    script = write("exits.py", "import sys\nsys.exit(int(sys.argv[1]))\n")
+    run("train", script, "--", 7, env=cluster, code=7)
+    assert "74" in run("train", script, "--", 74, env=cluster, code=1).stderr
+
+
+def test_a_rank_that_takes_all_memory_ends_and_no_other_that_was_forked_beside_it(run, write, own_cluster, binary):
+    own_cluster.worker(cpus=2, WINGBEAT_MEMORY_LIMIT=str(4 << 30))
+    small = write("small.py", "import sys\nprint('here', flush=True)\nsys.stdin.read()\n")
+    hog = write("hog.py", "import time\ngrown = []\nwhile True:\n    grown.append(b'x' * (64 << 20))\n    time.sleep(0.02)\n")
+    pipe = subprocess.PIPE
+    beside = subprocess.Popen([binary, "train", small], env=own_cluster.env, stdin=pipe, stdout=pipe, text=True)
+    assert beside.stdout.readline() == "[rank 0] here\n"
+    done = run("train", hog, env=own_cluster.env, code=1)
+    assert "memory ran out" in done.stderr and "_warm.py" not in done.stderr, done.stderr
+    # Each process of a rank, its keeper included, counts as the rank's.
+    used = re.findall(r"which wingbeat_train::(\S+) has started", done.stderr)
+    assert sorted(used) == ["rank::Rank"] * 4 + ["warm::WarmPython"], done.stderr
+    beside.stdin.close()
+    assert beside.wait(DEADLINE_SECONDS) == 0, beside.stdout.read()
+    beside.stdout.close()
+
+
+@pytest.mark.parametrize("options", [(), ("--cold", "--python", BASE)], ids=["py-spy", "faulthandler"])
+def test_where_a_rank_is_can_be_asked_at_any_time(run, write, own_cluster, binary, options):
+    own_cluster.worker(cpus=1)
+    script = write("waits.py", """
+        import threading
+        def load_batch():
+            print("waits", flush=True)
+            threading.Event().wait()  # unlike signal.pause, it goes on when Python is asked by a signal
+        load_batch()
+    """)
+    running = subprocess.Popen([binary, "train", *options, script], env=own_cluster.env, stdout=subprocess.PIPE, text=True)
+    assert running.stdout.readline() == "[rank 0] waits\n"
+    rank = re.search(r"(actor-\w+) +Rank", run("list", "actors", env=own_cluster.env).stdout)[1]
+    said = run("stack", rank, env=own_cluster.env).stdout
+    assert re.search(r"program \d+, which it has started", said) and "load_batch" in said, said
+    running.send_signal(signal.SIGINT)
+    assert running.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
+    running.stdout.close()
 
 
 def test_a_port_that_is_lost_to_a_race_is_no_failure(run, write, cluster, tmp_path):

@@ -73,6 +73,10 @@ def test_a_rank_that_ends_before_its_loop_returns_is_a_failure(program, tmp_path
     assert "failed TrainingError" in last(program("loops.py", "vanishes", tmp_path), "failed")
 
 
+def test_a_rank_that_fails_with_the_code_of_a_run_without_output_has_failed(program, tmp_path):
+    assert "failed TrainingError" in last(program("loops.py", "exits_with_74", tmp_path), "failed")
+
+
 def test_a_rank_that_ends_before_its_loop_returns_is_waited_for_by_none(program, tmp_path):
     failed = last(program("loops.py", "vanishes_second", tmp_path), "failed")
     assert "rank 1 failed" in failed and "os._exit(0)" in failed

@@ -141,7 +141,7 @@ class Launcher:
         if self.is_local:
             env.pop("WINGBEAT_ADDRESS", None)
         code = (self.command or _command.run)([*command, *what, "--", *arguments], env)
-        if code == _command.OUTPUT_IS_MISSING:
+        if code == _command.OUTPUT_IS_MISSING and not os.path.exists(os.path.join(folder, "error.json")):
             warnings.warn("the run ended well, and some of its output is missing", RuntimeWarning, stacklevel=4)
         elif code != 0:
             raise _failure(folder, code)

@@ -1,4 +1,4 @@
-//! Queues, pools, maps, and callers that have much to do for one actor.
+//! Queues, pools, and callers that have much to do for one actor.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
@@ -302,77 +302,4 @@ fn an_argument_that_cannot_travel_is_the_error_of_the_ref_in_words() {
     assert!(error.contains("cannot be sent: will not;"), "{error}");
     // What failed before leaves nothing behind in this thread.
     assert_eq!(shout::remote("x").get_blocking().unwrap(), "X");
-}
-
-#[wingbeat::remote]
-fn squared_unless_thirteen(x: u64) -> Result<u64, String> {
-    if x == 13 { Err("thirteen".to_owned()) } else { Ok(x * x) }
-}
-
-#[wingbeat::remote]
-async fn told_when_begun(number: u64, begun: PathBuf) -> u64 {
-    std::fs::write(begun.join(number.to_string()), "").unwrap();
-    std::future::pending().await
-}
-
-#[test]
-fn a_map_of_endless_items_is_as_far_ahead_as_it_may_be() {
-    let _local = Local::start(2);
-    let mut taken = 0;
-    let items = std::iter::from_fn(|| {
-        taken += 1;
-        (taken != 13).then_some(taken).or(Some(0))
-    });
-    let mut squares = wingbeat::map(items, squared_unless_thirteen::remote).in_flight(10);
-    for x in 1..1_000u64 {
-        let x = if x == 13 { 0 } else { x };
-        assert_eq!(squares.next_blocking().unwrap().unwrap(), x * x);
-    }
-    drop(squares);
-    // Of 999 that were taken, ten more were under way at most.
-    assert_eq!(taken, 999 + 9);
-}
-
-#[test]
-fn a_failure_in_a_map_is_one_result_and_the_end_of_what_is_collected() {
-    let _local = Local::start(2);
-    let map = || wingbeat::map(0..20u64, squared_unless_thirteen::remote);
-    let results: Vec<_> = wingbeat::block_on(futures::StreamExt::collect::<Vec<_>>(map().in_flight(3)));
-    assert_eq!(results.len(), 20);
-    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 19);
-    assert_eq!(results[13].as_ref().unwrap_err().application::<String>().unwrap(), "thirteen");
-    assert_eq!(*results[19].as_ref().unwrap(), 361);
-    assert!(map().collect_blocking().is_err());
-    let mut unordered = wingbeat::block_on(futures::StreamExt::collect::<Vec<_>>(map().unordered().in_flight(5)));
-    unordered.retain(Result::is_ok);
-    let mut unordered: Vec<u64> = unordered.into_iter().map(Result::unwrap).collect();
-    unordered.sort_unstable();
-    assert_eq!(unordered, (0..20).filter(|x| *x != 13).map(|x| x * x).collect::<Vec<u64>>());
-    assert!(wingbeat::map(0..0u64, squared_unless_thirteen::remote).collect_blocking().unwrap().is_empty());
-}
-
-#[test]
-fn a_map_that_is_dropped_cancels_what_is_under_way() {
-    let _local = Local::start(2);
-    let dir = tempfile::tempdir().unwrap();
-    let begun = dir.path().to_owned();
-    let mut objects = Vec::new();
-    let mut map = wingbeat::map(0..100u64, |number| {
-        let object = told_when_begun::remote(number, begun.clone());
-        objects.push(object.clone());
-        object
-    })
-    .in_flight(4);
-    assert!(begin_and_drop(map.next(), 1).is_none());
-    let started = Instant::now();
-    while std::fs::read_dir(dir.path()).unwrap().next().is_none() {
-        assert!(started.elapsed() < LIMIT, "none has begun");
-        std::thread::yield_now();
-    }
-    drop(map);
-    assert_eq!(objects.len(), 4);
-    for object in objects {
-        let result = object.get_blocking();
-        assert!(matches!(result, Err(Error::Cancelled { .. })), "{result:?}");
-    }
 }

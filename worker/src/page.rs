@@ -1,5 +1,5 @@
-//! The page that a worker process shares with its daemon: what it started last, and what it is doing. The
-//! daemon reads it after the process's death, and for the prefix of its output.
+//! The page that a worker process shares with its daemon: what it started last, what it is doing, and which program it sees through. The
+//! daemon reads it after the process's death, for the prefix of its output, and when memory is short.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +21,8 @@ struct Layout {
     yields_memory: AtomicU64,
     name_len: AtomicU64,
     name: [AtomicU64; NAME_WORDS],
+    /// The process id of the program that it sees through, or 0.
+    program: AtomicU64,
 }
 
 /// A mapping of the page.
@@ -85,6 +87,17 @@ impl Page {
     /// Forgets what was started: the daemon does so before a process gets its next lease.
     pub(crate) fn reset(&self) {
         self.layout().started.store(0, Ordering::Release);
+        self.sees_through(None);
+    }
+
+    /// Notes that a program whose parent may be another process belongs to this one, or no longer does.
+    pub(crate) fn sees_through(&self, pid: Option<u32>) {
+        self.layout().program.store(pid.unwrap_or(0).into(), Ordering::Relaxed);
+    }
+
+    /// That program, as the process says.
+    pub(crate) fn program(&self) -> Option<u32> {
+        u32::try_from(self.layout().program.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)
     }
 
     pub(crate) fn started(&self) -> u64 {
@@ -131,7 +144,9 @@ mod tests {
         theirs.start(41, "crate::module::function", true);
         assert_eq!((ours.started(), ours.name().as_str()), (42, "crate::module::function"));
         assert!(ours.yields_memory());
+        theirs.sees_through(Some(7));
+        assert_eq!(ours.program(), Some(7));
         ours.reset();
-        assert_eq!(theirs.started(), 0);
+        assert_eq!((theirs.started(), theirs.program()), (0, None));
     }
 }

@@ -12,7 +12,8 @@ pub(crate) struct Package {
     build: bool,
 }
 
-/// What a package lacks (a version, a licence, a file from outside) is an error here, and not on the day of a release.
+/// What a package lacks is an error here, and not on the day of a release: a version of what it depends on, and with `--build` a file that lies outside of
+/// it. Asks the registry, as each build does that has not fetched its dependencies yet.
 pub(crate) fn run(args: &Package) -> Result<()> {
     let mut publish = cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"])?;
     if !args.build {

@@ -11,12 +11,13 @@ use futures::FutureExt as _;
 /// # Errors
 /// It panicked.
 pub async fn caught<T>(running: impl Future<Output = T>) -> Result<T, String> {
-    AssertUnwindSafe(running).catch_unwind().await.map_err(|panic| said(&*panic))
+    AssertUnwindSafe(running).catch_unwind().await.map_err(|panic| said(&*panic).to_owned())
 }
 
-fn said(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it said nothing".into())
+/// The text of a panic.
+pub fn said(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
 
 /// How people are told of it.

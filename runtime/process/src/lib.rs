@@ -6,9 +6,11 @@
 //! - `wire`: its connections, to other processes, the head and its node.
 //! - `session`: what users call.
 //!
-//! Beside them, [`work`]: what a worker process has to do; and [`recorded`]: what a process heard and said, if that is written down.
+//! Beside them, [`work`]: what a worker process has to do; [`programs`]: what it has started and can ask where it is; and
+//! [`recorded`]: what a process heard and said, if that is written down.
 
 mod owner;
+pub mod programs;
 pub mod recorded;
 mod session;
 #[cfg(test)]
@@ -31,6 +33,7 @@ pub use session::waiting::Waiting;
 pub use session::worker_side::ForAnotherThread;
 pub use session::{actor, arguments, context, groups, options, registry, submit, values};
 pub use wingbeat_net::messages::{ClusterState, Explanation, Work};
+pub use wingbeat_net::panics::said as text_of_panic;
 pub use wire::executor::Executor;
 pub use wire::head_link::HeadLink;
 pub use wire::io::{Io, does_io};

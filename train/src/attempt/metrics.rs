@@ -17,7 +17,8 @@ impl Attempt<'_> {
     pub(super) fn recorded(&mut self, recorded: Recorded, is_last: bool) {
         match self.metrics.recorder.recorded(recorded) {
             Ok(()) => {
-                // What has come meanwhile is not left until something else comes: somebody may wait for it before anything does.
+                // What has come meanwhile is not left until something else comes: somebody may wait for it before anything does. Where each write
+                // makes an object, it is left until there is more of it, and what could not be written until something else comes.
                 self.record(false);
                 self.metrics.has_complained = false;
                 let missed = self.metrics.recorder.take_missed();

@@ -29,6 +29,8 @@ struct Said {
     refused: Option<String>,
     retires: bool,
     pid: Option<i32>,
+    /// The process id of the keeper.
+    keeper: Option<i32>,
     status: Option<i32>,
     ended_us: Option<u64>,
 }
@@ -68,6 +70,7 @@ pub(crate) fn greet(name: &str) -> Greeting {
 pub(super) struct Rank {
     warm: Warm,
     pid: i32,
+    keeper: i32,
     stdout: OwnedFd,
     stderr: OwnedFd,
 }
@@ -93,7 +96,7 @@ impl Rank {
         warm.ask(&request, [stdin, their_stdout, their_stderr])?;
         let said = warm.hear_soon()?;
         match (said.pid, said.refused) {
-            (Some(pid), _) => Ok(Rank { warm, pid, stdout, stderr }),
+            (Some(pid), _) => Ok(Rank { warm, pid, keeper: said.keeper.unwrap_or(pid), stdout, stderr }),
             (None, Some(why)) => Err(Error::other(why)),
             (None, None) => Err(Error::other("the warm Python did not fork a rank")),
         }
@@ -106,8 +109,8 @@ impl Rank {
         stacks: Arc<Stacks>,
         events: &mpsc::Sender<Event>,
     ) -> std::io::Result<Exit> {
-        let keeper = self.warm.stream.get_ref().as_fd().try_clone_to_owned()?;
-        running.started(Reach::Keeper(keeper, self.pid), stacks);
+        let socket = self.warm.stream.get_ref().as_fd().try_clone_to_owned()?;
+        running.started(Reach::Keeper { socket, keeper: self.keeper, rank: self.pid }, stacks);
         output::follow(Some(File::from(self.stdout)), Some(File::from(self.stderr)), events, || {
             // A keeper that is gone took its rank with it.
             let said = self.warm.hear().unwrap_or_default();

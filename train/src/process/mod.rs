@@ -33,6 +33,8 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use tokio::sync::mpsc;
 use wingbeat::ObjectRef;
+use wingbeat_net::messages::ProgramStacks;
+use wingbeat_process::programs::{self, Program};
 
 pub(crate) use forked::{Greeting, greet};
 pub(crate) use socket::{Answer, Answers, Report};
@@ -190,8 +192,8 @@ pub(crate) struct Running(Arc<Mutex<State>>);
 enum Reach {
     /// Its process group, whose leader is not reaped yet: until then nobody else has its id.
     Group(Pid),
-    /// Its keeper, and its id: who signals it is the keeper, which reaps it.
-    Keeper(OwnedFd, i32),
+    /// Its keeper, which signals it, and reaps it.
+    Keeper { socket: OwnedFd, keeper: i32, rank: i32 },
 }
 
 impl Reach {
@@ -199,14 +201,22 @@ impl Reach {
     fn signal(&self, signal: Signal) {
         match self {
             Reach::Group(group) => drop(rustix::process::kill_process_group(*group, signal)),
-            Reach::Keeper(keeper, _) => tell(keeper, signal.as_raw() as u8),
+            Reach::Keeper { socket, .. } => tell(socket, signal.as_raw() as u8),
         }
     }
 
     fn pid(&self) -> i32 {
         match self {
             Reach::Group(leader) => leader.as_raw_nonzero().get(),
-            Reach::Keeper(_, rank) => *rank,
+            Reach::Keeper { rank, .. } => *rank,
+        }
+    }
+
+    /// The process below which all of it is.
+    fn uppermost(&self) -> i32 {
+        match self {
+            Reach::Group(leader) => leader.as_raw_nonzero().get(),
+            Reach::Keeper { keeper, .. } => *keeper,
         }
     }
 
@@ -217,7 +227,7 @@ impl Reach {
             Reach::Group(leader) => unsafe {
                 libc::kill(leader.as_raw_nonzero().get(), Stacks::signal());
             },
-            Reach::Keeper(keeper, _) => tell(keeper, ASK_STACKS),
+            Reach::Keeper { socket, .. } => tell(socket, ASK_STACKS),
         }
     }
 }
@@ -256,19 +266,7 @@ impl Running {
 
     /// What all threads of the process do now, as Python tells it. Says why where it does not.
     pub(crate) fn stacks(&self) -> String {
-        let (pid, stacks) = match &*self.state() {
-            State::Runs { reach, stacks, .. } => (reach.pid(), stacks.clone()),
-            _ => return "it does not run".into(),
-        };
-        if let Some(seen) = stacks.seen(pid) {
-            return seen;
-        }
-        let from = stacks.end();
-        match &*self.state() {
-            State::Runs { reach, .. } => reach.ask_stacks(),
-            _ => return "it does not run".into(),
-        }
-        stacks.told(from)
+        Program::stacks(self).map_or_else(|| "it does not run".into(), |known| known.stacks)
     }
 
     fn started(&self, reach: Reach, stacks: Arc<Stacks>) {
@@ -277,11 +275,14 @@ impl Running {
         if was_stopped {
             reach.signal(Signal::KILL);
         }
+        // What a fork of the warm Python uses is not that one's.
+        programs::runs_as(Some(reach.uppermost() as u32));
         *state = State::Runs { reach, stacks, was_stopped };
     }
 
     /// It has ended, and so does what is left of it. Answers whether it had been asked to.
     fn ended(&self) -> bool {
+        programs::runs_as(None);
         match std::mem::replace(&mut *self.state(), State::Ended) {
             State::Runs { reach, was_stopped, .. } => {
                 reach.signal(Signal::KILL);
@@ -293,6 +294,25 @@ impl Running {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Program for Running {
+    fn stacks(&self) -> Option<ProgramStacks> {
+        let (pid, stacks) = match &*self.state() {
+            State::Runs { reach, stacks, .. } => (reach.pid(), stacks.clone()),
+            _ => return None,
+        };
+        let said = |stacks: String| Some(ProgramStacks { pid: pid as u32, stacks });
+        if let Some(seen) = stacks.seen(pid) {
+            return said(seen);
+        }
+        let from = stacks.end();
+        match &*self.state() {
+            State::Runs { reach, .. } => reach.ask_stacks(),
+            _ => return None,
+        }
+        said(stacks.told(from))
     }
 }
 
@@ -315,6 +335,8 @@ pub(crate) fn start(
     let guard = KillOnDrop(running.clone());
     let (running, answers) = (running.clone(), answers.clone());
     let started = std::thread::Builder::new().name("rank".into()).spawn(move || {
+        let program: Arc<dyn Program> = Arc::new(running.clone());
+        programs::add(&program);
         let outcome = supervise(&launch, &shards, &running, &answers, &events).unwrap_or_else(|error| Outcome {
             stderr: vec![format!("cannot start a rank: {error}")],
             ..Outcome::default()

@@ -48,6 +48,8 @@ pub(crate) fn main(info: WorkerStartInfo, arena: OwnedFd, page: OwnedFd) -> io::
     run::install_panic_hook();
     let io = Arc::new(Io::start().map_err(io::Error::other)?);
     let page = Arc::new(Page::open(page)?);
+    let told = page.clone();
+    wingbeat_process::programs::tell_by(move |pid| told.sees_through(pid));
     let joined = io.run(join(io.clone(), info, arena, page)).ok_or_else(|| io::Error::other("the IO thread ended"))?;
     let (session, queue) = joined.map_err(io::Error::other)?;
     Session::set_global(Some(session.clone()));

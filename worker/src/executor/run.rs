@@ -182,9 +182,10 @@ impl<'a> Call<'a> {
         // What an interrupted call fails with is not the result of the one that its caller may have made again, and a stream that
         // was interrupted has not come to its end. A value is told with its attempt, and its owner sees to what lies in the store.
         self.queue.ends(&self.execution);
+        let waited = self.execution.end();
         let is_of_attempt = matches!(outcome, Outcome::Failed(_) | Outcome::StreamEnded(_));
         if !(self.execution.is_disowned() && is_of_attempt) {
-            let ran = begun.elapsed().saturating_sub(self.execution.waited());
+            let ran = begun.elapsed().saturating_sub(waited);
             self.queue.answer(&self.spec, outcome, ran.as_nanos() as u64, held);
         }
         self.queue.done(&self.execution);

@@ -114,6 +114,8 @@ struct Process {
 struct Worker {
     user: User,
     pid: u32,
+    /// A program that is its own, and may have been forked elsewhere.
+    program: Option<u32>,
     name: String,
 }
 
@@ -255,7 +257,7 @@ impl Daemon {
                 Work::Idle | Work::Leaving => "(idle worker process)".into(),
                 Work::Tasks { .. } | Work::Actor { .. } => known.page.name(),
             };
-            workers.push(Worker { user, pid, name });
+            workers.push(Worker { user, pid, program: known.page.program(), name });
         }
         workers
     }
@@ -323,9 +325,12 @@ fn process(pid: u32, page: u64) -> Option<Process> {
     Some(Process { parent, command: command.to_owned(), bytes: resident.saturating_sub(shared) * page })
 }
 
-/// Counts what each process has as that of the worker process that has started it. Answers with whose each is, by its place.
+/// Counts what each process has as that of the worker process that has started it, or sees it through. Answers with whose each is, by its place.
 fn attribute(processes: &BTreeMap<u32, Process>, workers: &mut [Worker], limit: u64) -> BTreeMap<u32, usize> {
-    let by_pid: BTreeMap<u32, usize> = workers.iter().enumerate().map(|(at, worker)| (worker.pid, at)).collect();
+    let programs = workers.iter().enumerate().filter_map(|(at, worker)| Some((worker.program?, at)));
+    let pids = workers.iter().enumerate().map(|(at, worker)| (worker.pid, at));
+    // What is a worker process is nobody's program.
+    let by_pid: BTreeMap<u32, usize> = programs.chain(pids).collect();
     let by_process: BTreeMap<ProcessId, usize> =
         workers.iter().enumerate().map(|(at, worker)| (worker.user.process, at)).collect();
     let mut owner = BTreeMap::new();

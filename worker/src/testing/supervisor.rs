@@ -46,9 +46,16 @@ pub(super) fn main(start: Start, lifeline: OwnedFd) -> io::Result<()> {
 fn supervise(daemon: Pid, lifeline: &OwnedFd) -> io::Result<()> {
     let end = pidfd_open(daemon, PidfdFlags::empty())?;
     // The lifeline says nothing of the test's end while a process that the test has forked has it open, too.
-    let test = getppid().map(|test| pidfd_open(test, PidfdFlags::empty())).transpose()?;
-    let test = test.as_ref().unwrap_or(lifeline);
-    loop {
+    let test = match getppid().map(|test| pidfd_open(test, PidfdFlags::empty())) {
+        Some(Ok(test)) => Some(test),
+        // It has ended since.
+        Some(Err(Errno::SRCH)) | None => None,
+        Some(Err(error)) => return Err(error.into()),
+    };
+    if test.is_none() {
+        let _ = kill_process(daemon, Signal::KILL);
+    }
+    while let Some(test) = &test {
         let polled = [&end, lifeline, test];
         let mut ready = polled.map(|fd| PollFd::new(fd, PollFlags::IN));
         match poll(&mut ready, None) {

@@ -13,6 +13,17 @@ pub struct ProcessStacks {
     pub runs: String,
     /// Those that run user code first.
     pub threads: Vec<ThreadStack>,
+    /// Programs that it sees through and that say this themselves: the Python of a rank.
+    pub programs: Vec<ProgramStacks>,
+}
+
+/// A program that a worker process has started, in words of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramStacks {
+    /// Its process id.
+    pub pid: u32,
+    /// What its threads do, or why it does not say.
+    pub stacks: String,
 }
 
 /// A thread.

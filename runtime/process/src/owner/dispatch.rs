@@ -347,9 +347,9 @@ impl Dispatch {
         let Some(lease) = self.leases.change(id) else { return };
         if matches!(lease.phase, Phase::Open | Phase::Waiting) {
             lease.phase = Phase::Recalled;
-            // What waits there for what it has submitted may run that for hours.
+            // What waits there for what it has submitted may run that for hours. What is being taken back already may be a part.
             let runs_others = lease.in_flight.iter().any(|(_, task)| task.spec.shares_process);
-            if runs_others || lease.in_flight.len() > 1 && !lease.taking_back {
+            if runs_others || lease.in_flight.len() > 1 {
                 lease.taking_back = true;
                 let most = lease.in_flight.len() as u32;
                 let worker = lease.grant.worker.process;

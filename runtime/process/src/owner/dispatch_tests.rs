@@ -719,6 +719,20 @@ fn a_recalled_lease_is_returned_when_what_runs_is_done() {
 }
 
 #[test]
+fn a_lease_that_is_recalled_while_tasks_are_taken_back_is_asked_for_all_of_them() {
+    let mut dispatch = submitted(9);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    finish(&mut dispatch, 1, 0, 1_000, 0);
+    settle(&mut dispatch, 0);
+    dispatch.granted(grant(2), 10, &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 10).taken_back, [(1, 4)]);
+    let mut out = Vec::new();
+    dispatch.recalled(LeaseId(1), &mut out);
+    assert_eq!(said(out).taken_back, [(1, 8)], "what runs may take hours, and nothing is asked for later");
+}
+
+#[test]
 fn an_idle_lease_is_returned_after_a_moment() {
     let mut dispatch = submitted(1);
     dispatch.granted(grant(1), 0, &mut Vec::new());

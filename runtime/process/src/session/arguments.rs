@@ -1,6 +1,5 @@
 //! Arguments on their way into user code, and on their way out of it.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
@@ -8,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
 use wingbeat_core::error::Error;
+use wingbeat_net::panics::said;
 
 use crate::owner::object::Handle;
 use crate::owner::outbound::{Outbound, PackedValue};
@@ -87,7 +87,7 @@ impl<'a> CallArgs<'a> {
                         }
                         Ok(Err(error)) => self.fail(index, error.0),
                         // As at the other end, it is the error of the call.
-                        Err(payload) => self.fail(index, format!("its Deserialize panicked: {}", text_of(&*payload))),
+                        Err(payload) => self.fail(index, format!("its Deserialize panicked: {}", said(&*payload))),
                     }
                 }
                 self.args.push(Outbound::Value(packed));
@@ -133,10 +133,4 @@ impl<'a> CallArgs<'a> {
             Some(error) => Err(error),
         }
     }
-}
-
-/// What a panic says.
-fn text_of(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }

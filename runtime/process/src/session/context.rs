@@ -129,9 +129,13 @@ impl Execution {
         Arc::new(Execution { task, attempt, name, actor: None, lease: None, at_home: true, session, waits, asked })
     }
 
-    /// For how long it has waited for others so far.
-    pub fn waited(&self) -> Duration {
-        self.waits.lock().waited(Instant::now())
+    /// It has ended, and so has whatever it waits for. For how long it has waited for others.
+    pub fn end(&self) -> Duration {
+        let (mut waits, now) = (self.waits.lock(), Instant::now());
+        if let Some(left) = waits.end(&self.waiter(), now) {
+            self.left(left);
+        }
+        waits.waited(now)
     }
 
     /// What it waits for, the CPUs of its process are used meanwhile, or are free.
@@ -248,9 +252,19 @@ pub(crate) fn current() -> Option<Arc<Execution>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
+pub(crate) fn is_current(execution: &Arc<Execution>) -> bool {
+    CURRENT.with_borrow(|current| current.as_ref().is_some_and(|current| Arc::ptr_eq(current, execution)))
+}
+
 /// Whether the running task was asked to stop. Long computations should look now and then.
 pub fn is_cancelled() -> bool {
     current().is_some_and(|execution| execution.is_cancelled())
+}
+
+/// What the running task's waits fail with if it was asked to stop.
+pub fn cancellation() -> Option<Error> {
+    let execution = current().filter(|execution| execution.is_cancelled())?;
+    Some(Error::Cancelled { task: execution.name.to_string() })
 }
 
 /// Waits until the running task is asked to stop; for ever outside of a task.

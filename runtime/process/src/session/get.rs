@@ -77,7 +77,9 @@ pub struct ValueFuture {
     /// Among those that wait for the object.
     place: Option<Place>,
     stage: Stage,
+    /// While it is awaited. Whoever awaits several sees to that itself.
     waiting: Option<Waiting>,
+    is_among_others: bool,
 }
 
 impl Future for ValueFuture {
@@ -130,7 +132,15 @@ impl Future for ValueFuture {
 impl ValueFuture {
     /// Waits for a value and brings it into reach of this process.
     pub fn new(handle: &Handle) -> ValueFuture {
-        ValueFuture { handle: Some(handle.clone()), place: None, stage: Stage::Waiting, waiting: None }
+        let handle = Some(handle.clone());
+        ValueFuture { handle, place: None, stage: Stage::Waiting, waiting: None, is_among_others: false }
+    }
+
+    /// As [`ValueFuture::new`], for one that awaits others beside it, and keeps a [`Waiting`] itself while it does.
+    pub fn among_others(handle: &Handle) -> ValueFuture {
+        let mut value = ValueFuture::new(handle);
+        value.is_among_others = true;
+        value
     }
 
     /// Blocks this thread until the value is there. Where that is all that this process waits for, the thread does the IO meanwhile.
@@ -164,8 +174,8 @@ impl ValueFuture {
                 process.attend();
             }
         }
-        if self.waiting.is_none() {
-            self.waiting = Waiting::begin(vec![(handle.id().task, handle.object().producer())]);
+        if !self.is_among_others {
+            Waiting::keep(&mut self.waiting, &[handle]);
         }
         match &mut self.waiting {
             Some(waiting) => waiting.poll_interrupted(cx),
@@ -331,12 +341,12 @@ impl Session {
                     return Poll::Ready(Ok(arrivals.ready()));
                 }
                 process.attend();
-                if waiting.is_none() {
+                Waiting::keep_on(&mut waiting, || {
                     // Who waits for some of several is held up by none of them in particular.
                     let all = count == arrivals.handles.len();
                     let on = arrivals.handles.iter().filter(|handle| all && !handle.is_ready());
-                    waiting = Waiting::begin(on.map(|handle| (handle.id().task, handle.object().producer())).collect());
-                }
+                    on.map(|handle| (handle.id().task, handle.producer())).collect()
+                });
                 match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
                     Some(Poll::Ready(error)) => Poll::Ready(Err(error)),
                     _ => Poll::Pending,

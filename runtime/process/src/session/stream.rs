@@ -105,9 +105,7 @@ impl StreamHandle {
         // Outside of the lock: it may be the last that holds this very stream.
         drop(old);
         session.process().attend();
-        if waiting.is_none() {
-            *waiting = Waiting::begin(vec![(self.task, self.producer)]);
-        }
+        Waiting::keep_on(waiting, || vec![(self.task, self.producer)]);
         match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
             Some(Poll::Ready(error)) => Poll::Ready(Some(Err(error))),
             _ => Poll::Pending,

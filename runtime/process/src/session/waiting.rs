@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use wingbeat_core::error::Error;
 
+use crate::owner::object::Handle;
 use crate::session::blocking::is_blocked;
 use crate::session::context::{self, Execution, Listener};
 use crate::wire::process::Process;
@@ -73,6 +74,21 @@ pub struct Waiting {
 }
 
 impl Waiting {
+    /// Has the current execution wait for these objects while `kept` lives, if it does not wait already. Whoever keeps it may outlive the execution, and be
+    /// polled by the next one: then that waits.
+    pub fn keep(kept: &mut Option<Waiting>, objects: &[&Handle]) {
+        Waiting::keep_on(kept, || objects.iter().map(|handle| (handle.id().task, handle.producer())).collect());
+    }
+
+    /// As [`Waiting::keep`], for tasks.
+    pub(crate) fn keep_on(kept: &mut Option<Waiting>, on: impl FnOnce() -> Vec<On>) {
+        if kept.as_ref().is_some_and(|waiting| context::is_current(waiting.listener.execution())) {
+            return;
+        }
+        *kept = None;
+        *kept = Waiting::begin(on());
+    }
+
     /// The current execution waits for these tasks; none outside of a task.
     pub(crate) fn begin(on: Vec<On>) -> Option<Waiting> {
         let execution = context::current()?;
@@ -80,6 +96,9 @@ impl Waiting {
         process.attend();
         // Held while others are told, so that they hear of it in order.
         let mut waits = execution.waits.lock();
+        if waits.is_over() {
+            return None;
+        }
         if waits.add(&on, Instant::now()) {
             process.wire.waits.insert(execution.task, execution.clone());
             if execution.at_home {
@@ -108,7 +127,7 @@ impl Waiting {
     }
 
     /// Why it must end, if it must; otherwise `cx` is woken when it must.
-    pub(crate) fn poll_interrupted(&mut self, cx: &Context<'_>) -> Poll<Error> {
+    pub fn poll_interrupted(&mut self, cx: &Context<'_>) -> Poll<Error> {
         self.listener.poll_interrupted(&self.on, cx)
     }
 }
@@ -116,19 +135,26 @@ impl Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         let execution = self.listener.execution();
-        let process = execution.session.process();
+        // Held while others are told, so that they hear of it in order.
         let mut waits = execution.waits.lock();
-        let resumed = match waits.remove(&execution.waiter(), &self.on, Instant::now()) {
-            Left::Some(true) => return tell_later(execution),
-            Left::Some(false) => return,
-            Left::None(resumed) => resumed,
-        };
-        process.wire.waits.remove(&execution.task);
+        match waits.remove(&execution.waiter(), &self.on, Instant::now()) {
+            Left::Some(true) => tell_later(execution),
+            left => execution.left(left),
+        }
+    }
+}
+
+impl Execution {
+    /// Does what follows from the end of a wait, under the lock of its waits.
+    pub(crate) fn left(&self, left: Left) {
+        let Left::None(resumed) = left else { return };
+        let process = self.session.process();
+        process.wire.waits.remove(&self.task);
         if let Some(resumed) = resumed {
             process.tell_head(resumed);
         }
         match process.executor() {
-            Some(executor) if execution.at_home => executor.end_wait_at_home(execution.task),
+            Some(executor) if self.at_home => executor.end_wait_at_home(self.task),
             Some(executor) => executor.end_wait(),
             None => {}
         }

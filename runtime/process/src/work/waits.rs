@@ -44,6 +44,8 @@ pub(crate) struct Waits {
     changed: bool,
     /// Whether somebody will tell it.
     is_told_later: bool,
+    /// The execution has ended: it waits for nothing, whatever it has left behind.
+    is_over: bool,
 }
 
 /// What became of the waits of an execution.
@@ -94,8 +96,27 @@ impl Waits {
         self.is_told && !std::mem::replace(&mut self.is_told_later, true)
     }
 
+    /// The execution has ended. What it has left behind, in a variable of its process, is no wait of it any more. If it was waiting, this is what
+    /// follows from its going on.
+    pub(crate) fn end(&mut self, of: &Waiter<'_>, now: Instant) -> Option<Left> {
+        self.is_over = true;
+        if self.count == 0 {
+            return None;
+        }
+        (self.waited, self.since, self.count) = (self.waited(now), None, 0);
+        self.on.clear();
+        Some(Left::None(self.is_told.then_some(HeadMessage::Resumed { lease: of.lease, task: of.task })))
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     /// One less.
     pub(crate) fn remove(&mut self, of: &Waiter<'_>, on: &[On], now: Instant) -> Left {
+        if self.is_over {
+            return Left::Some(false);
+        }
         self.count -= 1;
         if self.count == 0 {
             self.waited = self.waited(now);
@@ -173,5 +194,34 @@ impl Waits {
     #[cfg(test)]
     pub(crate) fn frees_cpus(&self) -> bool {
         self.count > 0 && self.frees_cpus
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::ProcessId;
+
+    use super::*;
+
+    #[test]
+    fn an_execution_that_has_ended_waits_for_nothing_that_it_has_left_behind() {
+        let task = |seq| TaskId { owner: ProcessId(1), seq };
+        let waiter = Waiter { task: task(0), name: "loads", actor: None, lease: Some(LeaseId(1)) };
+        let begun = Instant::now();
+        let after = |ms| begun + Duration::from_millis(ms);
+        let mut waits = Waits::default();
+        for seq in [1, 2] {
+            waits.add(&[(task(seq), None)], begun);
+        }
+        waits.begun(&waiter, false);
+        assert!(waits.frees_cpus());
+
+        let left = waits.end(&waiter, after(10));
+        assert!(matches!(left, Some(Left::None(Some(HeadMessage::Resumed { lease: Some(LeaseId(1)), .. })))));
+        assert!(!waits.has_any() && !waits.is_for(task(1)));
+        // Each is dropped some time, and nobody hears of it.
+        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], after(20)), Left::Some(false)));
+        assert_eq!(waits.waited(after(30)), Duration::from_millis(10));
+        assert!(waits.end(&waiter, after(40)).is_none());
     }
 }

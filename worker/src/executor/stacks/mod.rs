@@ -28,8 +28,8 @@ fn is_executors(frame: &StackFrame) -> bool {
     within.is_some_and(|within| EXECUTOR.iter().any(|part| within.starts_with(part)))
 }
 
-/// The threads of this process, but for the one that asks. Blocks for milliseconds, or a second where names must be read from a
-/// large program.
+/// The threads of this process, but for the one that asks, and of the programs that it sees through. Blocks for milliseconds, a second where names
+/// must be read from a large program, and as long as the programs take.
 pub(super) fn of_this_process(runs: String) -> io::Result<ProcessStacks> {
     let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let mut tids: Vec<u32> = fs::read_dir("/proc/self/task")?
@@ -66,6 +66,7 @@ pub(super) fn of_this_process(runs: String) -> io::Result<ProcessStacks> {
         hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         runs,
         threads: threads.into_iter().map(|(_, thread)| thread).collect(),
+        programs: wingbeat_process::programs::stacks(),
     })
 }
 

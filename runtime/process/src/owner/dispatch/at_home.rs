@@ -2,7 +2,8 @@
 //!
 //! The process takes them one at a time, the newest first, and goes on with the oldest when others ask for work: what was
 //! submitted first has the most below it, and is worth a journey. So a recursion uses as many processes as there are CPUs, and goes
-//! down in each of them.
+//! down in each of them. Where all that is ready has one parent, there is nothing to go down in, and the oldest is first: whoever submits more as results come
+//! would else wait for ever for what it has submitted first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -90,13 +91,15 @@ impl AtHome {
     }
 }
 
-/// Where the newest task is that may run in this process.
-enum Newest {
+/// Where the next task is that may run in this process.
+enum Next {
     None,
     /// Among the requests that were not taken in yet.
     News(usize),
-    /// Ready, of this shape.
-    Ready(Arc<Shape>),
+    /// Ready, of this shape: the newest.
+    Newest(Arc<Shape>),
+    /// The oldest of this shape, from the same parent as the newest.
+    Oldest(Arc<Shape>),
 }
 
 /// What there was to run in this process.
@@ -131,7 +134,7 @@ fn goes_home(task: &Task) -> bool {
 
 impl Dispatch {
     /// The next task to run in this process, if there is one that `accepts` takes: the newest of those that nobody has taken in
-    /// (`news`), or of those that are ready. If there is none, [`Action::AtHome`] says when there is.
+    /// (`news`), or of those that are ready, or the oldest of its siblings. If there is none, [`Action::AtHome`] says when there is.
     ///
     /// Nothing else is decided here, so that any thread may call it: what is decided is done by one thread, in order.
     pub(crate) fn take_home(
@@ -140,16 +143,20 @@ impl Dispatch {
         now_ms: u64,
         accepts: impl Fn(&TaskSpec) -> bool,
     ) -> TakenHome {
-        let taken = match self.newest_for_home(news) {
-            Newest::None => None,
-            newest if !accepts(&self.spec_of(&newest, news)) => return TakenHome::NotThis,
-            Newest::News(at) => match news.remove(at) {
+        let taken = match self.next_for_home(news) {
+            Next::None => None,
+            next if !accepts(&self.spec_of(&next, news)) => return TakenHome::NotThis,
+            Next::News(at) => match news.remove(at) {
                 Request::Task(task) => Some(task),
                 _ => None,
             },
-            Newest::Ready(shape) => self.queues.get_mut(&shape).and_then(|queue| {
+            Next::Newest(shape) => self.queues.get_mut(&shape).and_then(|queue| {
                 self.touched.add(&shape, queue);
                 queue.ready.pop_back()
+            }),
+            Next::Oldest(shape) => self.queues.get_mut(&shape).and_then(|queue| {
+                self.touched.add(&shape, queue);
+                queue.ready.pop_front()
             }),
         };
         self.at_home.is_hungry = taken.is_none();
@@ -163,39 +170,52 @@ impl Dispatch {
 
     /// Whether there is a task to run in this process. If not, [`Action::AtHome`] says when there is.
     pub(crate) fn asks_for_home(&mut self, news: &[Request]) -> bool {
-        let has_any = !matches!(self.newest_for_home(news), Newest::None);
+        let has_any = !matches!(self.next_for_home(news), Next::None);
         self.at_home.is_hungry = !has_any;
         has_any
     }
 
-    fn newest_for_home(&self, news: &[Request]) -> Newest {
+    fn next_for_home(&self, news: &[Request]) -> Next {
         if self.session_over.is_some() {
-            return Newest::None;
+            return Next::None;
         }
         let may = |task: &Task| {
             let is_short = self.at_home.is_short(task.spec.function);
             is_short && goes_home(task) && lost_argument(&task.spec, &self.dead_nodes).is_none()
+        };
+        let has_elder_sibling = |newest: &Task, queue: &Queue| {
+            queue.ready.front().is_some_and(|oldest| oldest.spec.parent == newest.spec.parent && may(oldest))
         };
         if let Some(Request::Task(task)) = news.last()
             && may(task)
             && self.queues.get(&task.shape).is_none_or(Queue::is_short)
             && too_large(&task.spec, &task.name).is_none()
         {
-            return Newest::News(news.len() - 1);
+            let queue = self.queues.get(&task.shape);
+            return match queue.is_some_and(|queue| has_elder_sibling(task, queue)) {
+                true => Next::Oldest(task.shape.clone()),
+                false => Next::News(news.len() - 1),
+            };
         }
-        let mut queues = self.queues.iter();
-        let found = queues.find(|(_, queue)| queue.is_short() && queue.ready.back().is_some_and(may));
-        found.map_or(Newest::None, |(shape, _)| Newest::Ready(shape.clone()))
+        let mut queues = self.queues.iter().filter(|(_, queue)| queue.is_short());
+        let found =
+            queues.find_map(|(shape, queue)| Some((shape, queue, queue.ready.back().filter(|task| may(task))?)));
+        match found {
+            None => Next::None,
+            Some((shape, queue, newest)) if has_elder_sibling(newest, queue) => Next::Oldest(shape.clone()),
+            Some((shape, ..)) => Next::Newest(shape.clone()),
+        }
     }
 
-    fn spec_of(&self, newest: &Newest, news: &[Request]) -> Arc<TaskSpec> {
-        match newest {
-            Newest::News(at) => match &news[*at] {
+    fn spec_of(&self, next: &Next, news: &[Request]) -> Arc<TaskSpec> {
+        match next {
+            Next::News(at) => match &news[*at] {
                 Request::Task(task) => task.spec.clone(),
                 _ => unreachable!("it was a task"),
             },
-            Newest::Ready(shape) => self.queues[shape].ready[self.queues[shape].ready.len() - 1].spec.clone(),
-            Newest::None => unreachable!("it is something"),
+            Next::Newest(shape) => self.queues[shape].ready[self.queues[shape].ready.len() - 1].spec.clone(),
+            Next::Oldest(shape) => self.queues[shape].ready[0].spec.clone(),
+            Next::None => unreachable!("it is something"),
         }
     }
 
@@ -206,7 +226,7 @@ impl Dispatch {
 
     /// Says that there is something to run here, if the process has asked for that.
     pub(super) fn offer_home(&mut self, now_ms: u64, out: &mut Vec<Action>) {
-        if self.at_home.is_hungry && !matches!(self.newest_for_home(&[]), Newest::None) {
+        if self.at_home.is_hungry && !matches!(self.next_for_home(&[]), Next::None) {
             self.at_home.is_hungry = false;
             self.at_home.took_ms = Some(now_ms);
             out.push(Action::AtHome);

@@ -1,9 +1,15 @@
 use super::*;
 use crate::owner::dispatch::tests::{Said, death, grant, id, said, settle, task};
 
+/// As in a recursion: each has another parent.
 fn shared(seq: u64) -> Task {
+    child_of(1_000 + seq, seq)
+}
+
+fn child_of(parent: u64, seq: u64) -> Task {
     let mut task = task(seq);
-    Arc::make_mut(&mut task.spec).shares_process = true;
+    let spec = Arc::make_mut(&mut task.spec);
+    (spec.shares_process, spec.parent) = (true, Some(id(parent)));
     task
 }
 
@@ -40,6 +46,25 @@ fn the_newest_run_at_home_and_the_oldest_elsewhere() {
         assert!(matches!(dispatch.finished_at_home(id(seq), None, 1_000, 1), Some(Settled::Done(_))));
         assert!(dispatch.finished_at_home(id(seq), None, 1_000, 1).is_none(), "it runs here no more");
     }
+}
+
+#[test]
+fn of_siblings_the_oldest_runs_first_so_that_it_does_not_wait_for_ever_behind_those_that_come() {
+    let mut dispatch = submitted((0..3).map(|seq| child_of(100, seq)));
+    settle(&mut dispatch, 0);
+    // A map submits another one with each result.
+    for seq in 0..20 {
+        let mut news = vec![Request::Task(child_of(100, seq + 3))];
+        let taken = dispatch.take_home(&mut news, 0, |_| true);
+        assert!(matches!(taken, TakenHome::Task { spec, .. } if spec.id.seq == seq), "{seq}");
+        news.into_iter().for_each(|request| match request {
+            Request::Task(task) => dispatch.submit(task, &mut Vec::new()),
+            _ => unreachable!("it is one"),
+        });
+    }
+    // What the one that runs submits goes first, to its end.
+    dispatch.submit(child_of(19, 100), &mut Vec::new());
+    assert_eq!([take(&mut dispatch, 0), take(&mut dispatch, 0)], [Some(100), Some(20)]);
 }
 
 #[test]
