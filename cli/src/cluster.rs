@@ -20,6 +20,7 @@ use crate::daemons::DEFAULT_PORT;
 use crate::named;
 use crate::say::say;
 use crate::status;
+use crate::watch::Watch;
 
 #[derive(Args)]
 pub(crate) struct Where {
@@ -41,6 +42,8 @@ pub(crate) struct StatusArgs {
     /// Print JSON for programs.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    watch: Watch,
 }
 
 /// List one kind of thing of a cluster: a table, or with --json an array for programs.
@@ -54,6 +57,8 @@ pub(crate) struct ListArgs {
     /// Print a JSON array for programs, with the fields of `wingbeat status --json`.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    watch: Watch,
 }
 
 /// A kind of thing that a cluster has.
@@ -101,8 +106,11 @@ async fn state(at: &Where) -> Result<ClusterState> {
 }
 
 pub(crate) async fn list(args: ListArgs) -> Result<()> {
-    let state = state(&args.at).await?;
-    if args.json {
+    let text = async || {
+        let state = state(&args.at).await?;
+        if !args.json {
+            return Ok(status::list(&state, args.what));
+        }
         let listed = match args.what {
             What::Nodes => serde_json::to_string_pretty(&state.nodes),
             What::Jobs => serde_json::to_string_pretty(&state.jobs),
@@ -111,26 +119,26 @@ pub(crate) async fn list(args: ListArgs) -> Result<()> {
             What::Quotas => serde_json::to_string_pretty(&state.quotas),
             What::Waiting => serde_json::to_string_pretty(&state.pending),
         };
-        say!("{}", listed?);
-    } else {
-        say!("{}", status::list(&state, args.what).trim_end());
-    }
-    Ok(())
+        Ok(listed?)
+    };
+    args.watch.show(text).await
 }
 
 pub(crate) async fn status(args: StatusArgs) -> Result<()> {
-    let mut state = state(&args.at).await?;
-    if let Some(text) = &args.id {
-        let all = named::ids(&state);
-        let id = named::one_of(text, &all)?.with_context(|| format!("nothing has an id that begins with `{text}`"))?;
-        keep_only(id, &mut state);
-    }
-    if args.json {
-        say!("{}", serde_json::to_string_pretty(&state)?);
-    } else {
-        say!("{}", status::text(&state, args.id.is_none()).trim_end());
-    }
-    Ok(())
+    let text = async || {
+        let mut state = state(&args.at).await?;
+        if let Some(text) = &args.id {
+            let all = named::ids(&state);
+            let id = named::one_of(text, &all)?;
+            let id = id.with_context(|| format!("nothing has an id that begins with `{text}`"))?;
+            keep_only(id, &mut state);
+        }
+        match args.json {
+            true => Ok(serde_json::to_string_pretty(&state)?),
+            false => Ok(status::text(&state, args.id.is_none())),
+        }
+    };
+    args.watch.show(text).await
 }
 
 pub(crate) async fn stop(args: StopArgs) -> Result<()> {

@@ -1,14 +1,13 @@
 //! `wingbeat doctor`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 use comfy_table::{Table, presets};
 use wingbeat_train::{Diagnosis, default_python, doctor};
-use wingbeat_worker::join;
 
+use crate::joining::Joining;
 use crate::say::say;
 use crate::sizes;
 
@@ -19,19 +18,15 @@ use crate::sizes;
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct DoctorArgs {
-    /// The head of a cluster, as host:port; else this machine.
-    #[arg(long, env = join::ADDRESS_VARIABLE)]
-    address: Option<String>,
-    /// File with the cluster's token; else as for `wingbeat head`.
-    #[arg(long)]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: Joining,
     /// The interpreter that training is to use; else that which `wingbeat train` would use.
     #[arg(long, env = "WINGBEAT_PYTHON")]
     python: Option<String>,
 }
 
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode> {
-    let init = crate::train::session(args.address.as_deref(), args.token_file.as_deref())?;
+    let init = args.cluster.init()?;
     let session = init.name("wingbeat doctor").await?;
     let diagnosis = doctor(&args.python.unwrap_or_else(default_python)).await;
     session.shutdown().await;

@@ -2,9 +2,13 @@
 
 mod aside;
 mod cluster;
+mod context;
 mod daemons;
 mod devices;
 mod doctor;
+#[cfg(test)]
+mod help_tests;
+mod joining;
 mod named;
 mod progress;
 mod rank_logs;
@@ -16,11 +20,12 @@ mod stack;
 mod status;
 mod torchrun;
 mod train;
+mod watch;
 mod why;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use say::note;
 
@@ -35,6 +40,9 @@ use say::note;
 #[derive(Parser)]
 #[command(name = "wingbeat", version, verbatim_doc_comment)]
 struct Cli {
+    /// The cluster of this name in the configuration; see `wingbeat context --help`.
+    #[arg(long, global = true, value_name = "NAME", env = context::CONTEXT_VARIABLE)]
+    context: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -55,6 +63,7 @@ enum Command {
     Train(train::TrainArgs),
     Torchrun(torchrun::TorchrunArgs),
     Replay(replay::ReplayArgs),
+    Context(context::ContextArgs),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +75,25 @@ fn main() -> ExitCode {
             unsafe { std::env::remove_var(name) };
         }
     }
+    let matches = Cli::command().get_matches();
+    match context::variables(&matches) {
+        Ok(variables) => {
+            for (name, value) in variables {
+                // SAFETY: no other thread has been started.
+                unsafe {
+                    match value {
+                        Some(value) => std::env::set_var(name, value),
+                        None => std::env::remove_var(name),
+                    }
+                }
+            }
+        }
+        Err(error) => {
+            note!("error: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    }
+    // Options that were not given are read from the environment again.
     let cli = Cli::parse();
     wingbeat_net::memory::give_back_large_buffers();
     wingbeat_worker::log::to_stderr();
@@ -94,6 +122,7 @@ fn main() -> ExitCode {
             Command::Stop(args) => cluster::stop(args).await,
             Command::Devices(args) => devices::devices(&args),
             Command::Replay(args) => replay::replay(&args),
+            Command::Context(args) => context::run(&args),
             Command::Doctor(args) => return doctor::run(args).await,
             Command::Train(args) => return train::train(args).await,
             Command::Torchrun(args) => return torchrun::torchrun(args).await,

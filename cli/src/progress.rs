@@ -310,7 +310,9 @@ mod tests {
 
     fn rank(node: &str, gpu: u32, metrics: &[(&str, f64)]) -> RankProgress {
         let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        RankProgress { node: node.into(), gpus: vec![gpu], is_warm: true, metrics }
+        let mut rank = RankProgress::default();
+        (rank.node, rank.gpus, rank.is_warm, rank.metrics) = (node.into(), vec![gpu], true, metrics);
+        rank
     }
 
     #[test]

@@ -12,6 +12,7 @@ use wingbeat_train::{Layout, Scaling, TorchTrainer, TrainError};
 use wingbeat_worker::join;
 
 use crate::aside::Aside;
+use crate::joining::Joining;
 use crate::rank_logs::{self, ErrorFiles, RankLogs, Streams, Texts, Wanted};
 use crate::say::note;
 use crate::signals::{self, Heard};
@@ -153,12 +154,8 @@ pub(crate) struct TorchrunArgs {
     /// Start every rank as a new process, instead of forking it from one that has torch imported.
     #[arg(long)]
     cold: bool,
-    /// The head of a cluster, as host:port.
-    #[arg(long, env = join::ADDRESS_VARIABLE)]
-    address: Option<String>,
-    /// File with the cluster's token; else as for `wingbeat head`.
-    #[arg(long)]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: Joining,
     /// The script, module or program, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "SCRIPT [ARGS]")]
     command: Vec<String>,
@@ -201,12 +198,12 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         return Ok(ExitCode::from(2));
     }
     let (least, nodes) = args.nnodes;
-    let address = args.address.clone().filter(|_| !args.standalone);
+    let address = args.cluster.address.clone().filter(|_| !args.standalone);
     if address.is_none() && least != 1 {
         bail!("--nnodes {least} needs a cluster: name its head with --address or ${}", join::ADDRESS_VARIABLE);
     }
     let port = port(&args)?;
-    let mut init = crate::train::session(address.as_deref(), args.token_file.as_deref())?;
+    let mut init = args.cluster.init()?;
     if args.standalone {
         init = init.private();
     }
@@ -357,12 +354,9 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
     if number == Some(0) {
         bail!("--nproc-per-node 0 runs nothing");
     }
-    let state = tokio::time::timeout(Duration::from_secs(30), session.cluster_state()).await??;
-    let mut there: Vec<(u32, u32)> = state
-        .nodes
-        .iter()
-        .map(|node| (whole(&node.info.resources, "GPU"), whole(&node.info.resources, "CPU")))
-        .collect();
+    let all = tokio::time::timeout(Duration::from_secs(30), session.nodes()).await??;
+    let whole = |node: &wingbeat::Node, name| node.resources.get(name).map_or(0, |amount| *amount as u32);
+    let mut there: Vec<(u32, u32)> = all.iter().map(|node| (whole(node, "GPU"), whole(node, "CPU"))).collect();
     there.sort_unstable_by(|a, b| b.cmp(a));
     there.truncate(nodes as usize);
     let of = |kind: &str, counts: Vec<u32>| match counts.as_slice() {
@@ -391,8 +385,4 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
         );
     }
     Ok(per_node.asked(args))
-}
-
-fn whole(resources: &wingbeat_core::resources::ResourceSet, name: &str) -> u32 {
-    resources.get(name).to_string().parse::<f64>().unwrap_or(0.0) as u32
 }

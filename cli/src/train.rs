@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use wingbeat::Session;
 use wingbeat_train::{
-    Backend, Best, Checkpoint, Keep, Layout, Returns, Scaling, TorchTrainer, TrainError, TrainResult,
+    Backend, Best, BestOrder, Checkpoint, Keep, Layout, Returns, Scaling, TorchTrainer, TrainError, TrainResult,
 };
-use wingbeat_worker::{join, token};
 
+use crate::joining::Joining;
 use crate::progress::{self, Progress};
 use crate::rank_logs;
 use crate::say::note;
@@ -63,6 +63,19 @@ pub(crate) struct TrainArgs {
     /// A small file that travels to every rank, as NAME=PATH; {file:NAME} in the script's arguments is where it lies there.
     #[arg(long = "file", value_parser = sizes::pair, value_name = "NAME=PATH")]
     files: Vec<(String, String)>,
+    /// Memory that is reserved for each rank, such as 16GiB.
+    #[arg(long, value_parser = sizes::some_bytes, value_name = "SIZE")]
+    memory_per_worker: Option<u64>,
+    /// An amount of a custom resource that each rank holds, as NAME=AMOUNT; may be repeated.
+    #[arg(long = "resource-per-worker", value_parser = sizes::resource, value_name = "NAME=AMOUNT")]
+    resources_per_worker: Vec<(String, f64)>,
+    /// Only on nodes whose labels meet these rules: zone=a, or "zone in (a, b), disk!=slow". Given again, where to look when there is no
+    /// room there.
+    #[arg(long = "labels", value_name = "RULES")]
+    labels: Vec<String>,
+    /// Spread ranks over as many nodes as there are, instead of keeping them close to each other.
+    #[arg(long, conflicts_with = "nodes")]
+    spread: bool,
     /// How often the group may be started again after a failure.
     #[arg(long, default_value_t = 0)]
     max_failures: u32,
@@ -92,6 +105,9 @@ pub(crate) struct TrainArgs {
     /// Also keep the best by a metric: NAME for the largest, NAME:min for the smallest.
     #[arg(long, value_parser = best)]
     keep_best: Option<Best>,
+    /// How many of the best are kept.
+    #[arg(long, default_value_t = 1, requires = "keep_best", value_name = "NUMBER")]
+    keep_best_count: usize,
     /// Ship this folder to the nodes, and run there: for nodes that have no script at its path.
     #[arg(long)]
     working_dir: Option<PathBuf>,
@@ -129,12 +145,8 @@ pub(crate) struct TrainArgs {
     /// What carries tensors: auto, nccl or gloo.
     #[arg(long, default_value = "auto", value_parser = ["auto", "nccl", "gloo"])]
     backend: String,
-    /// The head of a cluster, as host:port.
-    #[arg(long, env = join::ADDRESS_VARIABLE)]
-    address: Option<String>,
-    /// File with the cluster's token; else as for `wingbeat head`.
-    #[arg(long)]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: Joining,
 }
 
 pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
@@ -172,9 +184,9 @@ impl Parent {
 }
 
 async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
-    let mut init = session(args.address.as_deref(), args.token_file.as_deref())?;
+    let mut init = args.cluster.init()?;
     // On this machine, ranks are what the machine is for: as many as asked can run at once.
-    if args.address.is_none() {
+    if args.cluster.address.is_none() {
         init = init.num_cpus(cpus_for(args.workers.1, args.cpus_per_worker)?);
     }
     let mut trainer = match (args.function, args.module) {
@@ -189,10 +201,27 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         (Some((least, most)), (_, workers)) => Scaling::nodes(most, workers).elastic(least..=most),
         (None, (least, most)) => Scaling::workers(most).elastic(least..=most),
     };
+    let mut keep = Keep::newest(args.keep);
+    if let Some(best) = &args.keep_best {
+        keep = keep.best(best.clone().count(args.keep_best_count));
+    }
+    let mut scaling = scaling.cpus_per_worker(args.cpus_per_worker).gpus_per_worker(args.gpus_per_worker);
+    if let Some(bytes) = args.memory_per_worker {
+        scaling = scaling.memory_per_worker(bytes);
+    }
+    for (name, amount) in &args.resources_per_worker {
+        scaling = scaling.resource_per_worker(name, *amount);
+    }
+    for rules in &args.labels {
+        scaling = scaling.labels(rules);
+    }
+    if args.spread {
+        scaling = scaling.spread();
+    }
     trainer = trainer
         .args(args.args)
-        .scaling(scaling.cpus_per_worker(args.cpus_per_worker).gpus_per_worker(args.gpus_per_worker))
-        .checkpoints(Keep { newest: args.keep, best: args.keep_best.clone() })
+        .scaling(scaling)
+        .checkpoints(keep)
         .max_failures(args.max_failures)
         .retry_exceptions(!args.fail_on_exception)
         .grace(args.grace)
@@ -201,7 +230,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
             "spark" => Layout::Spark,
             _ => Layout::Torchrun,
         })
-        .hang_timeout(args.hang_timeout, args.restart_on_hang)
+        .hang_timeout(args.hang_timeout)
         .backend(match args.backend.as_str() {
             "nccl" => Backend::Nccl,
             "gloo" => Backend::Gloo,
@@ -225,6 +254,9 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         .output(progress.clone())
         .on_notice(move |text| notices.notice(text))
         .on_progress(move |now| told.update(now));
+    if args.restart_on_hang {
+        trainer = trainer.restart_on_hang();
+    }
     if args.cold {
         trainer = trainer.cold();
     }
@@ -265,7 +297,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
             note!(
                 "wingbeat train: {} done in {:.1} s, attempt {}{}",
                 progress::counted(result.ranks),
-                result.seconds,
+                result.elapsed.as_secs_f64(),
                 result.attempts,
                 progress::metrics(&result.metrics)
             );
@@ -351,18 +383,6 @@ pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: Heard
     }
 }
 
-/// How to join the cluster at an address, or to start one that lives as long as the command.
-pub(crate) fn session(address: Option<&str>, token_file: Option<&Path>) -> Result<wingbeat::Init> {
-    let mut init = match address {
-        Some(address) => wingbeat::init_at(address),
-        None => wingbeat::init(),
-    };
-    if let Some(token) = token::given(token_file)? {
-        init = init.token(token.reveal());
-    }
-    Ok(init)
-}
-
 /// CPUs of a cluster for these ranks alone: those of the machine, or as many as they ask for.
 ///
 /// # Errors
@@ -385,13 +405,12 @@ const LEAST_LIMIT: u32 = 64;
 const RANKS_OF_A_CPU: u32 = 8;
 
 fn best(text: &str) -> Result<Best, String> {
-    let (metric, more) = match text.rsplit_once(':') {
-        Some((metric, "min")) => (metric, false),
-        Some((metric, "max")) => (metric, true),
-        Some((_, other)) => return Err(format!("{other:?} is neither min nor max")),
-        None => (text, true),
-    };
-    Ok(Best { metric: metric.to_owned(), more })
+    match text.rsplit_once(':') {
+        Some((metric, "min")) => Ok(Best::of(metric, BestOrder::Min)),
+        Some((metric, "max")) => Ok(Best::of(metric, BestOrder::Max)),
+        Some((_, other)) => Err(format!("{other:?} is neither min nor max")),
+        None => Ok(Best::of(text, BestOrder::Max)),
+    }
 }
 
 /// What came of a run, as `wingbeat.train` reads it.

@@ -6,7 +6,7 @@ use wingbeat_core::ActorId;
 use wingbeat_core::error::Error;
 use wingbeat_core::error::Result;
 use wingbeat_process::registry::Class;
-use wingbeat_process::{ActorHandle, CallArgs, Session, actor, options};
+use wingbeat_process::{CallArgs, Session, actor, options};
 
 use crate::placement::placement_options;
 use crate::shape::arities;
@@ -30,16 +30,16 @@ use crate::{CallOptions, IntoArg};
 /// ```
 #[derive(Clone, Debug)]
 pub struct ActorRef {
-    handle: ActorHandle,
+    handle: wingbeat_process::ActorHandle,
     options: options::TaskOptions,
 }
 
 impl ActorRef {
-    pub(crate) fn new(handle: ActorHandle) -> Self {
+    pub(crate) fn new(handle: wingbeat_process::ActorHandle) -> Self {
         ActorRef { handle, options: Default::default() }
     }
 
-    pub(crate) fn handle(&self) -> &ActorHandle {
+    pub(crate) fn handle(&self) -> &wingbeat_process::ActorHandle {
         &self.handle
     }
 
@@ -93,6 +93,12 @@ impl ActorRef {
     pub(crate) fn session_or_error(&self) -> Result<Session> {
         self.handle.session().ok_or_else(|| self.handle.failure())
     }
+}
+
+/// The handle type of an actor class, `TallyHandle` of `Tally`. The attribute [`actor`](macro@crate::actor) implements it.
+pub trait ActorHandle: From<ActorRef> {
+    #[doc(hidden)]
+    fn class() -> &'static Class;
 }
 
 /// Options of one actor; `.remote(…)` makes it.
@@ -203,7 +209,7 @@ macro_rules! create {
                 let class = self.class;
                 let session = match Session::current() {
                     Ok(session) => session,
-                    Err(error) => return H::from(ActorRef::new(ActorHandle::failed(class, error))),
+                    Err(error) => return H::from(ActorRef::new(wingbeat_process::ActorHandle::failed(class, error))),
                 };
                 #[allow(unused_mut)]
                 let mut args = CallArgs::new(&session, class.path, class.parameters, &class.checked);

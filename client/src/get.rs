@@ -56,6 +56,32 @@ where
     Ok(values.into_iter().flatten().collect())
 }
 
+/// As [`get_all`], for at most `limit` in all.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
+/// # async fn run() -> wingbeat::Result<()> {
+/// let refs: Vec<_> = (0..100u64).map(square::remote).collect();
+/// let squares = wingbeat::get_all_timeout(&refs, std::time::Duration::from_secs(10)).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As `get_all`, or [`Error::TimedOut`](crate::Error::TimedOut); the tasks go on.
+pub async fn get_all_timeout<'a, T, I>(refs: I, limit: Duration) -> Result<Vec<T>>
+where
+    T: DeserializeOwned + 'static,
+    I: IntoIterator<Item = &'a ObjectRef<T>>,
+{
+    let refs: Vec<&ObjectRef<T>> = refs.into_iter().collect();
+    let count = refs.len();
+    match refs.iter().find_map(|object| object.handle().session()) {
+        Some(session) => session.within(limit, || format!("getting {count} values"), get_all(refs)).await,
+        None => get_all(refs).await,
+    }
+}
+
 /// As [`get_all`], blocking this thread.
 ///
 /// # Errors

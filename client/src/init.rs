@@ -4,9 +4,12 @@ use std::future::{Future, IntoFuture};
 use std::path::PathBuf;
 use std::pin::Pin;
 
+use wingbeat_core::ByteSize;
 use wingbeat_core::error::Result;
-use wingbeat_process::{Session, block_on};
+use wingbeat_process::block_on;
 use wingbeat_worker::join::{self, InitOptions};
+
+use crate::Session;
 
 /// Joins the cluster at `WINGBEAT_ADDRESS`, or starts a private one inside this process.
 ///
@@ -20,7 +23,7 @@ pub fn init() -> Init {
     Init { options: InitOptions::default() }
 }
 
-/// Joins the cluster whose head is at `host:port`.
+/// Joins the cluster whose head is at `host:port`: short for [`init()`](init)[`.address(…)`](Init::address).
 ///
 /// ```no_run
 /// # async fn run() -> wingbeat::Result<()> {
@@ -30,7 +33,7 @@ pub fn init() -> Init {
 /// # }
 /// ```
 pub fn init_at(address: &str) -> Init {
-    Init { options: InitOptions { address: Some(address.to_owned()), ..InitOptions::default() } }
+    init().address(address)
 }
 
 /// As [`init`], blocking this thread.
@@ -75,7 +78,7 @@ pub fn shutdown_blocking() {
 ///     .num_cpus(4)
 ///     .num_gpus(1)
 ///     .resource("license", 2.0)
-///     .object_store_memory(1 << 30)
+///     .object_store_memory(wingbeat::ByteSize::gib(1))
 ///     .env("OMP_NUM_THREADS", "1")
 ///     .working_dir("/data")
 ///     .await?;
@@ -92,6 +95,21 @@ impl Init {
     #[cfg(feature = "testing")]
     pub(crate) fn of(options: InitOptions) -> Init {
         Init { options }
+    }
+
+    /// Joins the cluster whose head is at `host:port`, whatever `WINGBEAT_ADDRESS` says; of a head that may be in several places,
+    /// `host:port,host:port`.
+    ///
+    /// ```no_run
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// wingbeat::init().address("10.0.0.1:6420,10.0.0.2:6420").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn address(mut self, address: &str) -> Self {
+        self.options.address = Some(address.to_owned());
+        self.options.private = false;
+        self
     }
 
     /// Starts a private cluster, whatever `WINGBEAT_ADDRESS` says.
@@ -132,9 +150,9 @@ impl Init {
         self
     }
 
-    /// Capacity of a private cluster's object store, in bytes; 30% of the machine's memory if nothing is said.
-    pub fn object_store_memory(mut self, bytes: u64) -> Self {
-        self.options.object_store_memory = Some(bytes);
+    /// Capacity of a private cluster's object store; 30% of the machine's memory if nothing is said.
+    pub fn object_store_memory(mut self, size: impl Into<ByteSize>) -> Self {
+        self.options.object_store_memory = Some(size.into().bytes());
         self
     }
 
@@ -205,6 +223,6 @@ impl IntoFuture for Init {
     type Output = Result<Session>;
     type IntoFuture = Pin<Box<dyn Future<Output = Result<Session>> + Send>>;
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(join::init(self.options))
+        Box::pin(async { join::init(self.options).await.map(Session::new) })
     }
 }

@@ -28,6 +28,7 @@ mod args;
 #[cfg(feature = "ndarray")]
 mod array;
 pub mod buffer;
+mod cluster;
 mod get;
 mod init;
 mod map;
@@ -39,35 +40,39 @@ mod placement_group;
 mod pool;
 mod queue;
 mod running;
+mod session;
 mod shape;
 mod stream;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use actor::{ActorOptions, ActorRef};
+pub use actor::{ActorHandle, ActorOptions, ActorRef};
 pub use args::IntoArg;
 #[cfg(feature = "ndarray")]
 pub use array::ArrayBuffer;
-pub use get::{Waited, get_all, get_all_blocking, put, wait, wait_blocking};
+pub use cluster::{Explanation, Node, Subject};
+pub use get::{Waited, get_all, get_all_blocking, get_all_timeout, put, wait, wait_blocking};
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use map::{Map, map};
 pub use named::{NamedActor, list_named_actors, list_named_actors_everywhere};
-pub use object_ref::{Get, ObjectRef};
+pub use object_ref::{GetFuture, ObjectRef};
 pub use options::{CallOptions, TaskOptions};
-pub use placement_group::{Bundle, NewPlacementGroup, PlacementGroup, placement_group};
+pub use placement_group::{Bundle, PlacementGroup, PlacementGroupBuilder, placement_group};
 pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
 pub use running::{cancelled, current_actor, current_attempt, current_node, current_task, gpu_ids, is_cancelled};
+pub use session::{Scope, Session, SessionGuard};
 pub use stream::ObjectStream;
 pub use wingbeat_core::codec::{Number, Plain};
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
 pub use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage, MemoryUser};
+pub use wingbeat_core::spec::Exit;
 pub use wingbeat_core::spec::PlacementStrategy;
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
-pub use wingbeat_core::{Buffer, ErrorKind};
+pub use wingbeat_core::{Buffer, ByteSize, ErrorKind, InvalidByteSize, ProcessId};
 pub use wingbeat_process::groups::Drained;
 pub use wingbeat_process::options::{UNLIMITED, without_retries};
-pub use wingbeat_process::{ClusterState, Entered, Explanation, ObjectView, Session, block_on};
+pub use wingbeat_process::{ObjectView, block_on};
 
 /// Makes a struct of numbers [`Plain`](trait@Plain), so that a [`Buffer`] of them goes into shared memory and is read there.
 ///
@@ -110,7 +115,7 @@ pub use wingbeat_macros::Plain;
 /// # }
 /// ```
 ///
-/// Options: `num_cpus`, `num_gpus`, `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
+/// Options: `num_cpus`, `num_gpus`, `gpu_memory`, `memory`, `resources(…)` and `labels` as of [`remote`](macro@crate::remote), `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
 /// `concurrency_groups(io = 2)`; a method takes `#[method(group = "io")]`, `#[method(max_retries = 3)]` and `#[method(num_returns = 2)]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
 ///
 /// The calls of one caller run one after another, in the order in which it made them. With `max_concurrency` above 1 or with
@@ -143,7 +148,7 @@ pub use wingbeat_macros::main;
 /// the two is `isolated`. Only its own thread counts: one that joins threads which
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
-/// Options: `num_cpus`, `num_gpus`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
+/// Options: `num_cpus`, `num_gpus`, `gpu_memory` and `memory` (`"8GiB"`, or bytes), `resources(license = 1)`, `labels = "zone=a"`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
 /// `retry_if = f`, `isolated`, `num_returns`, `stream_ahead`.
 ///
 /// ```no_run
@@ -185,5 +190,8 @@ pub use wingbeat_macros::remote;
 /// It brings the crate's own name along, so that `use wingbeat::prelude::*` is never an unused import.
 pub mod prelude {
     pub use crate as wingbeat;
-    pub use crate::{ActorPool, Buffer, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, get_all, put, wait};
+    pub use crate::{
+        ActorPool, Buffer, ByteSize, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, Session, get_all,
+        get_all_blocking, put, wait,
+    };
 }

@@ -11,7 +11,7 @@ use wingbeat_core::TaskId;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::{Handle, Waiting, block_on, context, text_of_panic};
 
-use crate::{Get, ObjectRef, Session, current_task};
+use crate::{GetFuture, ObjectRef, Session, current_task};
 
 /// How many calls of a [`Map`] are under way unless told otherwise: enough for many CPUs, and little to remember.
 const IN_FLIGHT: usize = 256;
@@ -252,7 +252,7 @@ impl<I, F, T: DeserializeOwned + 'static> fmt::Debug for Map<I, F, T> {
 /// One of them, until its result is there.
 struct Call<T> {
     object: ObjectRef<T>,
-    get: Get<T>,
+    get: GetFuture<T>,
     is_done: bool,
 }
 

@@ -33,8 +33,11 @@ pub struct NamedActor {
 /// # Errors
 /// There is no session, or the head is gone.
 pub async fn list_named_actors() -> Result<Vec<NamedActor>> {
-    let session = Session::current()?;
-    let mut actors = listed(&session).await?;
+    in_namespace(&Session::current()?).await
+}
+
+pub(crate) async fn in_namespace(session: &Session) -> Result<Vec<NamedActor>> {
+    let mut actors = listed(session).await?;
     actors.retain(|actor| actor.namespace == session.namespace());
     Ok(actors)
 }

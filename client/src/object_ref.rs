@@ -109,13 +109,13 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn get(&self) -> Get<T> {
-        Get { value: self.pending(), ty: PhantomData }
+    pub fn get(&self) -> GetFuture<T> {
+        GetFuture { value: self.pending(), ty: PhantomData }
     }
 
     /// As [`get`](Self::get), by one that awaits others beside it, and sees itself to what the running task waits for.
-    pub(crate) fn get_among_others(&self) -> Get<T> {
-        Get { value: ValueFuture::among_others(&self.handle), ty: PhantomData }
+    pub(crate) fn get_among_others(&self) -> GetFuture<T> {
+        GetFuture { value: ValueFuture::among_others(&self.handle), ty: PhantomData }
     }
 
     /// As [`get`](Self::get), for at most `limit`.
@@ -168,6 +168,20 @@ impl<T: Number> ObjectRef<Vec<T>> {
         self.pending().await?.view()
     }
 
+    /// As [`view`](Self::view), for at most `limit`.
+    ///
+    /// # Errors
+    /// As `view`, or [`Error::TimedOut`]; the task goes on.
+    pub async fn view_timeout(&self, limit: Duration) -> Result<ObjectView<T>> {
+        match self.handle.session() {
+            Some(session) => {
+                let what = || format!("viewing {}", session.title(&self.handle));
+                session.within(limit, what, self.view()).await
+            }
+            None => self.view().await,
+        }
+    }
+
     /// As [`view`](Self::view), blocking this thread.
     ///
     /// # Errors
@@ -178,12 +192,12 @@ impl<T: Number> ObjectRef<Vec<T>> {
 }
 
 /// The future of [`ObjectRef::get`].
-pub struct Get<T> {
+pub struct GetFuture<T> {
     value: ValueFuture,
     ty: PhantomData<fn() -> T>,
 }
 
-impl<T: DeserializeOwned + 'static> Future for Get<T> {
+impl<T: DeserializeOwned + 'static> Future for GetFuture<T> {
     type Output = Result<T>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let value = ready!(Pin::new(&mut self.value).poll(cx));
@@ -193,16 +207,16 @@ impl<T: DeserializeOwned + 'static> Future for Get<T> {
 
 impl<T: DeserializeOwned + 'static> IntoFuture for ObjectRef<T> {
     type Output = Result<T>;
-    type IntoFuture = Get<T>;
-    fn into_future(self) -> Get<T> {
+    type IntoFuture = GetFuture<T>;
+    fn into_future(self) -> GetFuture<T> {
         self.get()
     }
 }
 
 impl<T: DeserializeOwned + 'static> IntoFuture for &ObjectRef<T> {
     type Output = Result<T>;
-    type IntoFuture = Get<T>;
-    fn into_future(self) -> Get<T> {
+    type IntoFuture = GetFuture<T>;
+    fn into_future(self) -> GetFuture<T> {
         self.get()
     }
 }

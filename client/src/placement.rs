@@ -9,16 +9,16 @@ macro_rules! holding_options {
             self
         }
 
-        /// Memory of one GPU that it holds, such as `8GiB`, instead of a number of GPUs. It counts as the fraction that
+        /// Memory of one GPU that it holds, such as `ByteSize::gib(8)`, instead of a number of GPUs. It counts as the fraction that
         /// it is of the node's devices, and so fits only where their memory is known.
-        pub fn gpu_memory(mut self, size: &str) -> Self {
-            self.options.place.gpu_memory = Some(size.to_owned());
+        pub fn gpu_memory(mut self, size: impl Into<$crate::ByteSize>) -> Self {
+            self.options.place.gpu_memory = Some(size.into());
             self
         }
 
-        /// Memory that it holds, in bytes.
-        pub fn memory(mut self, bytes: u64) -> Self {
-            self.options.place.memory = Some(bytes);
+        /// Memory that it holds.
+        pub fn memory(mut self, size: impl Into<$crate::ByteSize>) -> Self {
+            self.options.place.memory = Some(size.into().bytes());
             self
         }
 
@@ -49,9 +49,15 @@ macro_rules! placement_options {
                 self
             }
 
-            /// On this node; with `soft`, on another if it has no room or is gone.
-            pub fn on_node(mut self, node: wingbeat_core::NodeId, soft: bool) -> Self {
-                self.options.place.strategy = wingbeat_core::spec::Strategy::Node { node, soft };
+            /// On this node alone.
+            pub fn on_node(mut self, node: wingbeat_core::NodeId) -> Self {
+                self.options.place.strategy = wingbeat_core::spec::Strategy::Node { node, soft: false };
+                self
+            }
+
+            /// On this node; on another if it has no room or is gone.
+            pub fn prefer_node(mut self, node: wingbeat_core::NodeId) -> Self {
+                self.options.place.strategy = wingbeat_core::spec::Strategy::Node { node, soft: true };
                 self
             }
 

@@ -67,7 +67,7 @@ impl Bundle {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "nothing is reserved until this is awaited"]
-pub struct NewPlacementGroup {
+pub struct PlacementGroupBuilder {
     bundles: Vec<Bundle>,
     options: GroupOptions,
 }
@@ -76,11 +76,11 @@ pub struct NewPlacementGroup {
 ///
 /// It lives until it is removed, or until its creator ends. What runs in it ends with it. A group with a bundle that no
 /// node could ever hold, or with more than all nodes have, is not made: [`Error::Infeasible`](crate::Error::Infeasible).
-pub fn placement_group(bundles: impl IntoIterator<Item = Bundle>) -> NewPlacementGroup {
-    NewPlacementGroup { bundles: bundles.into_iter().collect(), options: GroupOptions::default() }
+pub fn placement_group(bundles: impl IntoIterator<Item = Bundle>) -> PlacementGroupBuilder {
+    PlacementGroupBuilder { bundles: bundles.into_iter().collect(), options: GroupOptions::default() }
 }
 
-impl NewPlacementGroup {
+impl PlacementGroupBuilder {
     /// How its bundles lie to each other.
     pub fn strategy(mut self, strategy: PlacementStrategy) -> Self {
         self.options.strategy = strategy;
@@ -117,7 +117,7 @@ impl NewPlacementGroup {
         for (index, bundle) in self.bundles.into_iter().enumerate() {
             let what = format!("bundle {index} of a placement group");
             let BundleOptions { num_cpus, place } = bundle.options;
-            options.bundles.push(place.shape(&what, num_cpus, None)?);
+            options.bundles.push(place.shape(&what, num_cpus)?);
         }
         let spec = session.create_placement_group(options).await?;
         Ok(PlacementGroup { spec, session })
@@ -133,7 +133,7 @@ impl NewPlacementGroup {
     }
 }
 
-impl IntoFuture for NewPlacementGroup {
+impl IntoFuture for PlacementGroupBuilder {
     type Output = Result<PlacementGroup>;
     type IntoFuture = Pin<Box<dyn Future<Output = Result<PlacementGroup>> + Send>>;
     fn into_future(self) -> Self::IntoFuture {
@@ -157,6 +157,16 @@ impl PlacementGroup {
     pub async fn named(name: &str) -> Result<PlacementGroup> {
         let session = Session::current()?;
         let spec = session.find_placement_group(name, None).await?;
+        Ok(PlacementGroup { spec, session })
+    }
+
+    /// The group of this name in another namespace.
+    ///
+    /// # Errors
+    /// [`Error::PlacementGroupNotFound`].
+    pub async fn named_in(namespace: &str, name: &str) -> Result<PlacementGroup> {
+        let session = Session::current()?;
+        let spec = session.find_placement_group(name, Some(namespace)).await?;
         Ok(PlacementGroup { spec, session })
     }
 

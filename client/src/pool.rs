@@ -49,6 +49,12 @@ impl<A> Member<A> {
     }
 }
 
+impl<A> std::fmt::Debug for ActorPool<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ActorPool({} actors, {} of them dead)", self.actors.len(), self.dead.0.lock().len())
+    }
+}
+
 impl<A: Clone> ActorPool<A> {
     /// A pool of these actors.
     pub fn new(actors: impl IntoIterator<Item = A>) -> Self {

@@ -15,6 +15,7 @@ use crate::ObjectRef;
 
 /// Why a queue did not do what it was asked to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum QueueError {
     /// There is no room (now, or within the time allowed).
     Full,
@@ -30,6 +31,8 @@ impl fmt::Display for QueueError {
         })
     }
 }
+
+impl std::error::Error for QueueError {}
 
 /// An item as it is queued: encoded, with what it refers to. The actor keeps it in its own memory, so nothing of it is read in place.
 #[derive(Serialize, Deserialize)]
@@ -163,7 +166,7 @@ impl<T> Clone for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// A queue that holds at most `capacity` items; at least one.
+    /// A queue that holds at most `capacity` items. A capacity of 0 is taken for 1: a queue hands items over by holding them.
     pub fn bounded(capacity: usize) -> Self {
         Queue { actor: QueueActor::remote(capacity.max(1) as u64), item: PhantomData }
     }

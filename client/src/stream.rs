@@ -2,11 +2,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use wingbeat_core::error::Result;
-use wingbeat_process::{StreamHandle, Value, block_on};
+use wingbeat_process::{Session, StreamHandle, Value, block_on};
 
 /// The items of a task that is still running, in order. A failure of the task is the last item, and so is an `Err` of its
 /// iterator: where an error is one item among others, wrap it (`Item = MyItem`, an enum of one's own). An item that is there and
@@ -65,6 +66,17 @@ impl<T: DeserializeOwned + 'static> ObjectStream<T> {
     /// As [`next`](Self::next), blocking this thread.
     pub fn next_blocking(&mut self) -> Option<Result<T>> {
         block_on(self.next())
+    }
+
+    /// As [`next`](Self::next), for at most `limit`. Then it is [`Error::TimedOut`](crate::Error::TimedOut), and the stream goes on: the
+    /// next call waits for the same item.
+    pub async fn next_timeout(&mut self, limit: Duration) -> Option<Result<T>> {
+        let session = match Session::current() {
+            Ok(session) => session,
+            Err(error) => return Some(Err(error)),
+        };
+        let what = || "the next item of a stream".to_owned();
+        session.within(limit, what, async { Ok(self.next().await) }).await.unwrap_or_else(|error| Some(Err(error)))
     }
 
     fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {

@@ -12,7 +12,7 @@ use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, Session, block_on
 /// A private cluster that the test's thread has entered.
 struct Local {
     session: Session,
-    _entered: wingbeat::Entered,
+    _entered: wingbeat::SessionGuard,
 }
 
 impl Local {
@@ -33,6 +33,21 @@ impl Drop for Local {
 #[wingbeat::remote]
 async fn never() -> u64 {
     std::future::pending().await
+}
+
+#[wingbeat::remote(resources(license = 1), memory = "1MiB")]
+fn licensed() -> u64 {
+    7
+}
+
+#[wingbeat::remote(labels = "zone=nowhere")]
+fn nowhere() -> u64 {
+    7
+}
+
+#[wingbeat::remote]
+fn slow_items() -> impl Iterator<Item = u64> {
+    (0..2).inspect(|number| std::thread::sleep(Duration::from_millis(200 * number)))
 }
 
 #[wingbeat::remote]
@@ -181,4 +196,60 @@ fn a_blocking_get_can_have_a_limit() {
     let error = slow.get_timeout_blocking(Duration::from_millis(20)).unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     slow.cancel();
+}
+
+#[test]
+fn a_session_answers_for_its_own_cluster() {
+    let init = wingbeat::init().private().num_cpus(3).resource("license", 2.0).global(false).log_to_driver(false);
+    let session = block_on(init.into_future()).unwrap();
+    assert!(matches!(Session::current(), Err(Error::NoSession)), "nothing is entered");
+    block_on(async {
+        let nodes = session.nodes().await.unwrap();
+        assert_eq!((nodes.len(), nodes[0].resources["CPU"], nodes[0].is_open()), (1, 3.0, true));
+        let all = session.cluster_resources().await.unwrap();
+        assert_eq!((all["CPU"], all["license"]), (3.0, 2.0));
+        assert_eq!(session.available_resources().await.unwrap()["license"], 2.0);
+        let seven = session.put(&7u64).unwrap();
+        assert_eq!(session.get_all([&seven]).await.unwrap(), [7]);
+        let echo = session.scope(async { Echo::options().name("echo").remote() }).await;
+        assert_eq!(echo.say(1).get().await.unwrap(), 1);
+        let found: EchoHandle = session.named("echo").await.unwrap();
+        assert_eq!(found.actor().id(), echo.actor().id());
+        assert_eq!(session.named_actors().await.unwrap()[0].name, "echo");
+        let waits = session.scope(async { never::remote() }).await;
+        let why = session.why(waits.id()).await.unwrap();
+        assert!(why.to_string().contains("never"), "{why}");
+        waits.cancel();
+        session.shutdown().await;
+        assert!(session.is_over());
+    });
+}
+
+#[test]
+fn an_attribute_says_what_a_task_holds_and_where_and_options_say_otherwise() {
+    let _local = Local::start();
+    let error = licensed::remote().get_blocking().unwrap_err();
+    assert!(matches!(&error, Error::Infeasible { asked, .. } if asked.contains("1 license")), "{error}");
+    assert_eq!(licensed::options().resource("license", 0.0).remote().get_blocking().unwrap(), 7);
+    let error = nowhere::remote().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::Infeasible { .. }), "{error}");
+    assert_eq!(nowhere::options().labels("zone!=elsewhere").remote().get_blocking().unwrap(), 7);
+}
+
+#[test]
+fn streams_and_many_values_can_have_a_limit() {
+    let _local = Local::start();
+    let short = Duration::from_millis(20);
+    let never = never::remote();
+    let error = block_on(wingbeat::get_all_timeout([&never], short)).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    never.cancel();
+    let mut items = slow_items::remote();
+    block_on(async {
+        assert_eq!(items.next().await.unwrap().unwrap(), 0);
+        let error = items.next_timeout(short).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        assert_eq!(items.next_timeout(Duration::from_secs(20)).await.unwrap().unwrap(), 1, "the item is not lost");
+        assert!(items.next_timeout(Duration::from_secs(20)).await.is_none());
+    });
 }

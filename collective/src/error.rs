@@ -1,6 +1,8 @@
+use serde::{Deserialize, Serialize};
+
 /// Why a collective operation did not succeed. The group is of no use after it: its members no longer agree on what
 /// comes next.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
     /// A member is dead, or has left the group.

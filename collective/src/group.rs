@@ -76,6 +76,7 @@ impl Way {
     }
 }
 
+#[doc(hidden)]
 /// An operation between devices; see [`Group::agree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -309,6 +310,7 @@ impl Group {
         })
     }
 
+    #[doc(hidden)]
     /// The other members, for a thread that looks after what this one waits for.
     ///
     /// # Errors
@@ -317,6 +319,7 @@ impl Group {
         self.mesh.peers()
     }
 
+    #[doc(hidden)]
     /// Checks that all members, or the two that it is between, call the same on their devices now: of as many elements,
     /// and in the same order. For operations that something else carries, which checks nothing, as NCCL. No data moves.
     ///
@@ -373,6 +376,7 @@ impl Group {
         }
     }
 
+    #[doc(hidden)]
     /// That a buffer, named so in the error, has a part of this length for each member.
     ///
     /// # Errors

@@ -74,7 +74,7 @@ impl Meeting {
 }
 
 impl Meeting {
-    /// Starts one for as many members, on no CPU of its own.
+    /// Starts one for as many members, 4096 at most, on no CPU of its own.
     pub fn of(members: u32) -> MeetingHandle {
         Meeting::options().num_cpus(0.0).remote(members)
     }

@@ -216,7 +216,7 @@ fn machine() -> String {
 /// Where members of other machines reach this process.
 pub(crate) fn own_ip() -> IpAddr {
     let session = wingbeat::Session::current().ok();
-    let tcp = session.and_then(|session| session.process().address().tcp);
+    let tcp = session.and_then(|session| session.runtime().process().address().tcp);
     tcp.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |tcp| tcp.ip())
 }
 
@@ -224,6 +224,7 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
+#[doc(hidden)]
 /// The other members of a group, seen from any thread: see [`Group::peers`](crate::Group::peers).
 #[derive(Debug)]
 pub struct Peers(Vec<Option<OwnedFd>>);

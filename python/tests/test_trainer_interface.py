@@ -25,10 +25,8 @@ def loop():
     "make, text",
     [
         (lambda: ScalingConfig(accelerator_type="A100"), "accelerator_type"),
-        (lambda: ScalingConfig(label_selector={"zone": "a"}), "label_selector"),
-        (lambda: ScalingConfig(resources_per_worker={"memory": 1}), "memory"),
+        (lambda: ScalingConfig(2, label_selector=[{"zone": "a"}, {"zone": "b"}]), "label_selector"),
         (lambda: ScalingConfig(trainer_resources={"CPU": 1}), "trainer_resources"),
-        (lambda: ScalingConfig(placement_strategy="SPREAD"), "STRICT_SPREAD"),
         (lambda: ScalingConfig((1, 2), placement_strategy="STRICT_PACK"), "STRICT_PACK"),
         (lambda: ScalingConfig(use_tpu=True), "use_tpu"),
         (lambda: FailureConfig(controller_failure_limit=1), "controller_failure_limit"),
@@ -68,6 +66,11 @@ def test_what_is_not_supported_is_refused_with_what_to_do_instead(make, text):
         (lambda: ScalingConfig(resources_per_worker={"GPU": 1}), ValueError),
         (lambda: ScalingConfig(resources_per_worker={"CPU": -1}), ValueError),
         (lambda: ScalingConfig(placement_strategy="NEAR"), ValueError),
+        (lambda: ScalingConfig(label_selector={"zone": "a b"}), ValueError),
+        (lambda: ScalingConfig(label_selector={"zone": "in()"}), ValueError),
+        (lambda: ScalingConfig(label_selector={"zone, disk": "a"}), ValueError),
+        (lambda: ScalingConfig(label_selector="zone=a"), ValueError),
+        (lambda: ScalingConfig(resources_per_worker={"a=b": 1}), ValueError),
         (lambda: FailureConfig(-2), ValueError),
         (lambda: CheckpointConfig(0), ValueError),
         (lambda: CheckpointConfig(checkpoint_score_order="most"), ValueError),
@@ -98,9 +101,21 @@ def test_configurations_are_options_of_the_command():
     assert ScalingConfig(3, placement_strategy="STRICT_SPREAD").options()[:4] == ["--nodes", "3", "--workers", "1"]
     assert ScalingConfig(3, placement_strategy="STRICT_PACK").options()[:4] == ["--nodes", "1", "--workers", "3"]
     assert FailureConfig(-1).options() == ["--max-failures", "4294967294"]
-    assert CheckpointConfig(1, "loss", "min").options() == ["--keep", "1", "--keep-best", "loss:min"]
-    with pytest.warns(UserWarning, match="and the 2 newest"):
-        TorchTrainer(loop, run_config=RunConfig(checkpoint_config=CheckpointConfig(2, "loss")))
+    assert ScalingConfig(2, placement_strategy="SPREAD").options()[:3] == ["--workers", "2", "--spread"]
+    assert ScalingConfig(2, resources_per_worker={"memory": 1e9, "license": 0.5}).options()[6:] == [
+        "--memory-per-worker", "1000000000", "--resource-per-worker", "license=0.5",
+    ]
+    assert CheckpointConfig(2).options() == ["--keep", "2"]
+    assert CheckpointConfig(3, "loss", "min").options() == ["--keep", "1", "--keep-best", "loss:min", "--keep-best-count", "3"]
+    assert CheckpointConfig(None, "loss").options() == ["--keep", "4294967294", "--keep-best", "loss:max"]
+
+
+def test_label_selectors_are_rules_of_the_command():
+    selector = {"zone": "a", "disk": "!slow", "accelerator-type": "in(NVIDIA-H100, NVIDIA-H200)", "rack": "!in(7)"}
+    rules = "zone=a, disk!=slow, accelerator-type in (NVIDIA-H100, NVIDIA-H200), rack not in (7)"
+    assert ScalingConfig(2, label_selector=selector).options()[-2:] == ["--labels", rules]
+    assert ScalingConfig(2, label_selector=[selector, selector]).options()[-2:] == ["--labels", rules]
+    assert "--labels" not in ScalingConfig(2, label_selector={}).options()
 
 
 def test_names_of_ray_s_that_are_absent_say_what_to_do():

@@ -145,10 +145,10 @@ fn a_call_waits_for_its_argument_and_holds_back_the_later_ones() {
 }
 
 /// Waits until the head says so of its cluster.
-fn wait_until(local: &Local, holds: impl Fn(&wingbeat::ClusterState) -> bool) {
+fn wait_until(local: &Local, holds: impl Fn(&wingbeat_net::messages::ClusterState) -> bool) {
     let begun = Instant::now();
     loop {
-        let state = wingbeat::block_on(local.session.cluster_state()).unwrap();
+        let state = wingbeat::block_on(local.session.runtime().cluster_state()).unwrap();
         if holds(&state) {
             return;
         }
@@ -163,9 +163,9 @@ fn a_process_that_dies_before_the_constructor_begins_costs_the_actor_no_life() {
     let started = Started::new();
     // It has a process, in which it waits for its argument.
     let tally = Tally::remote(waits_for::remote(started.path()));
-    let pid_of = |state: &wingbeat::ClusterState| state.actors.iter().find_map(|actor| actor.pid);
+    let pid_of = |state: &wingbeat_net::messages::ClusterState| state.actors.iter().find_map(|actor| actor.pid);
     wait_until(&local, |state| pid_of(state).is_some());
-    let pid = pid_of(&wingbeat::block_on(local.session.cluster_state()).unwrap()).unwrap();
+    let pid = pid_of(&wingbeat::block_on(local.session.runtime().cluster_state()).unwrap()).unwrap();
     let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
     std::fs::write(started.path(), "").unwrap();

@@ -79,9 +79,9 @@ static MISSING: Function = Function {
 #[test]
 fn a_function_that_the_worker_lacks_is_named() {
     let local = Local::start(1);
-    let submitted = local.session.submit(&MISSING, Ok(Default::default()), &Default::default());
+    let submitted = local.session.runtime().submit(&MISSING, Ok(Default::default()), &Default::default());
     let Submitted::Objects(outputs) = submitted else { panic!("not a stream") };
-    let error = wingbeat::block_on(local.session.value(&outputs[0])).map(|_: Value| ()).unwrap_err();
+    let error = wingbeat::block_on(local.session.runtime().value(&outputs[0])).map(|_: Value| ()).unwrap_err();
     assert!(matches!(&error, Error::FunctionNotFound { .. }), "{error}");
     assert!(error.to_string().contains("bad_input::square"), "it does not say what there is: {error}");
     assert_eq!(square::remote(3).get_blocking().unwrap(), 9);
@@ -115,10 +115,12 @@ fn halves_elsewhere(outputs: Option<u32>) -> &'static Function {
 #[test]
 fn a_caller_that_expects_other_outputs_is_told_and_does_not_wait() {
     let local = Local::start(1);
-    let submit = |outputs| local.session.submit(halves_elsewhere(outputs), Ok(Default::default()), &Default::default());
+    let submit = |outputs| {
+        local.session.runtime().submit(halves_elsewhere(outputs), Ok(Default::default()), &Default::default())
+    };
     let Submitted::Objects(outputs) = submit(Some(2)) else { panic!("not a stream") };
     for output in &outputs {
-        let error = wingbeat::block_on(local.session.value(output)).map(|_: Value| ()).unwrap_err();
+        let error = wingbeat::block_on(local.session.runtime().value(output)).map(|_: Value| ()).unwrap_err();
         assert!(error.to_string().contains("another build"), "{error}");
     }
     let Submitted::Stream(mut items) = submit(None) else { panic!("a stream") };

@@ -309,7 +309,7 @@ impl HandMade {
 fn what_a_driver_writes_is_its_own_until_it_has_nothing_mapped() {
     let cluster = cluster_with("16MiB");
     let driver = join(&cluster);
-    let state = wingbeat::block_on(driver.session.cluster_state()).unwrap();
+    let state = wingbeat::block_on(driver.session.runtime().cluster_state()).unwrap();
     let (address, token) = (state.nodes[0].info.address.clone(), Token::new(cluster.token().unwrap()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {

@@ -270,12 +270,12 @@ fn dialled(daemon: &str) -> Vec<UnixStream> {
 fn breaks_with_the_head(later: Vec<wingbeat::ObjectRef<u64>>) -> u32 {
     later[0].get_blocking().unwrap();
     // From now on it is connected to the head.
-    let state = wingbeat::block_on(wingbeat::Session::current().unwrap().cluster_state()).unwrap();
+    let state = wingbeat::block_on(wingbeat::Session::current().unwrap().runtime().cluster_state()).unwrap();
     for socket in dialled(&state.nodes[0].info.address.unix) {
         socket.shutdown(std::net::Shutdown::Both).unwrap();
     }
     // It asks the head again, and has it start a task while it waits itself.
-    wingbeat::block_on(wingbeat::Session::current().unwrap().cluster_state()).unwrap();
+    wingbeat::block_on(wingbeat::Session::current().unwrap().runtime().cluster_state()).unwrap();
     assert_ne!(pid::remote().get_blocking().unwrap(), std::process::id());
     std::process::id()
 }

@@ -132,7 +132,7 @@ fn what_is_asked_of_a_head_that_stands_still_fails_and_what_runs_goes_on() {
     let head = Pid::from_raw(cluster.head_pid().unwrap() as i32).unwrap();
     kill_process(head, Signal::STOP).unwrap();
     let mut failed = vec![
-        wingbeat::block_on(driver.session.cluster_state()).map(drop),
+        wingbeat::block_on(driver.session.runtime().cluster_state()).map(drop),
         wingbeat::block_on(async { placement_group([Bundle::new().num_cpus(0.5)]).await }).map(drop),
     ];
     failed.push(wingbeat::block_on(Once::options().name("late").get_or_create()).map(drop));
@@ -144,7 +144,7 @@ fn what_is_asked_of_a_head_that_stands_still_fails_and_what_runs_goes_on() {
     }
     pid::remote().get_blocking().unwrap();
     let begun = Instant::now();
-    while wingbeat::block_on(driver.session.cluster_state()).is_err() {
+    while wingbeat::block_on(driver.session.runtime().cluster_state()).is_err() {
         assert!(begun.elapsed() < LIMIT, "the head serves again");
     }
     drop(driver);

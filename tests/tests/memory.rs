@@ -129,7 +129,7 @@ fn a_node_that_is_short_of_memory_is_shown_until_there_is_enough() {
     let (_cluster, driver) = cluster(192, 2);
     let dir = tempfile::tempdir().unwrap();
     let shown = || {
-        let state = wingbeat::block_on(driver.session.cluster_state()).unwrap();
+        let state = wingbeat::block_on(driver.session.runtime().cluster_state()).unwrap();
         state.nodes.iter().find_map(|node| node.memory_short.clone())
     };
     assert_eq!(shown(), None);

@@ -131,7 +131,7 @@ fn a_worker_process_that_dies_idle_leaves_nothing_in_the_store() {
     let (pid, kept) = (pid.get_blocking().unwrap(), refs.get_blocking().unwrap());
     drop(refs);
     let is_idle = || {
-        let state = wingbeat::block_on(driver.session.cluster_state()).unwrap();
+        let state = wingbeat::block_on(driver.session.runtime().cluster_state()).unwrap();
         state.nodes.iter().all(|node| node.leases == 0)
     };
     while !is_idle() {

@@ -222,7 +222,9 @@ fn options_of(binary: &Path, command: &str) -> Option<BTreeMap<String, bool>> {
         while let Some(word) = words.next().filter(|word| word.starts_with('-')) {
             let has_value =
                 words.peek().is_some_and(|next| next.starts_with('<')) || line.contains(", --") && line.contains('<');
-            options.insert(word.trim_end_matches(',').to_owned(), has_value);
+            // `--watch[=<SECONDS>]`: a value that may be left out is behind a `=`.
+            let name = word.trim_end_matches(',').split("[=").next().unwrap_or(word);
+            options.insert(name.to_owned(), has_value);
         }
     }
     Some(options)

@@ -87,7 +87,7 @@ impl Cell {
     }
     /// Objects that its process owns or has borrowed.
     fn live(&self) -> usize {
-        Session::current().unwrap().process().live_objects()
+        Session::current().unwrap().runtime().process().live_objects()
     }
 }
 
@@ -133,7 +133,7 @@ fn go_all_ways(levels: u32, round: u32) {
 }
 
 fn wait_until_nothing_lives(local: &Local) {
-    while local.session.process().live_objects() > 0 {
+    while local.session.runtime().process().live_objects() > 0 {
         std::thread::yield_now();
     }
 }
@@ -150,7 +150,7 @@ fn calls_that_failed_before_their_arguments_were_there_keep_nothing() {
     let local = Local::start(2);
     let never = never::remote();
     let value = put(&7u64).unwrap();
-    let before = local.session.process().live_objects();
+    let before = local.session.runtime().process().live_objects();
     for round in 0..100 {
         let cell = Cell::remote(7);
         let call = cell.both(never.clone(), value.clone());
@@ -160,12 +160,12 @@ fn calls_that_failed_before_their_arguments_were_there_keep_nothing() {
         }
         assert!(call.get_timeout_blocking(LIMIT).is_err());
     }
-    while local.session.process().live_objects() > before {
+    while local.session.runtime().process().live_objects() > before {
         std::thread::yield_now();
     }
     // What waited for it is gone with the calls.
     drop(value);
-    while local.session.process().live_objects() >= before {
+    while local.session.runtime().process().live_objects() >= before {
         std::thread::yield_now();
     }
     never.cancel_force();

@@ -118,7 +118,7 @@ fn a_task_goes_to_its_data() {
     let _joined = join(&cluster);
     for id in cluster.node_numbers().unwrap() {
         let there: NodeId = id.parse().unwrap();
-        let data = bytes::options().on_node(there, false).remote(32 << 20);
+        let data = bytes::options().on_node(there).remote(32 << 20);
         let found = node_with::remote(&data).get_timeout_blocking(LIMIT).unwrap();
         assert_eq!(found, format!("{} bytes on {id}", 32 << 20));
     }

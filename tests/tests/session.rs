@@ -177,7 +177,7 @@ fn nothing_can_be_started_after_the_session() {
     assert!(is_over(group.ready().get_blocking()));
     assert!(is_over(wingbeat::block_on(placement_group([Bundle::new().num_cpus(1.0)]).into_future())));
     assert!(is_over(wingbeat::block_on(group.remove())));
-    assert!(is_over(wingbeat::block_on(local.session.cluster_state())));
+    assert!(is_over(wingbeat::block_on(local.session.runtime().cluster_state())));
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn a_lost_head_ends_what_is_asked_for_later_too() {
     let mut waits = Waits::new();
     let session = local.session.clone();
     waits.add("the session", move || {
-        wingbeat::block_on(session.process().over());
+        wingbeat::block_on(session.runtime().process().over());
         Err::<(), _>(Error::SessionEnded { why: String::new() })
     });
     waits.all_say_that_the_session_is_over();

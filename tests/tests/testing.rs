@@ -142,7 +142,7 @@ fn nodes_have_what_they_were_asked_for() {
         .env("WINGBEAT_TEST_GREETING", "hello")
         .start()
         .unwrap();
-    let state = wingbeat::block_on(cluster.session().cluster_state()).unwrap();
+    let state = wingbeat::block_on(cluster.session().runtime().cluster_state()).unwrap();
     let has = |node: usize, resource: &str| {
         let id = cluster.node_id(node).unwrap();
         state.nodes.iter().find(|node| node.info.id == id).unwrap().info.resources.get(resource).as_f64()
@@ -255,7 +255,7 @@ fn a_node_that_stands_still_for_too_long_is_lost() {
     let place = tempfile::tempdir().unwrap();
     let cluster = TestCluster::builder().nodes(2).lost_after(Duration::from_secs(3)).start().unwrap();
     let there: NodeId = cluster.node_id(0).unwrap();
-    let held = holds::options().on_node(there, true).remote(place.path().to_owned());
+    let held = holds::options().prefer_node(there).remote(place.path().to_owned());
     wait_until_began(place.path(), 1);
     let _paused = cluster.pause(0).unwrap();
     std::fs::write(place.path().join("go"), "").unwrap();
@@ -272,8 +272,7 @@ fn a_node_that_is_cut_off_is_lost_and_one_that_is_back_in_time_goes_on() {
     }
     let place = tempfile::tempdir().unwrap();
     let cluster = TestCluster::builder().nodes(2).machines().lost_after(Duration::from_secs(3)).start().unwrap();
-    let on =
-        |node: usize| holds::options().on_node(cluster.node_id(node).unwrap(), true).remote(place.path().to_owned());
+    let on = |node: usize| holds::options().prefer_node(cluster.node_id(node).unwrap()).remote(place.path().to_owned());
     let (lost, back) = (on(0), on(1));
     wait_until_began(place.path(), 2);
     let _cut = cluster.cut(0).unwrap();
@@ -375,7 +374,7 @@ fn is_killed() {
     let cluster = builder.start().unwrap();
     std::fs::write(place.join("address"), cluster.address()).unwrap();
     let there = cluster.node_id(0).unwrap();
-    let _left = leaves_a_child::options().on_node(there, false).remote(place.join("child"));
+    let _left = leaves_a_child::options().on_node(there).remote(place.join("child"));
     poll(LIMIT, || place.join("child").exists().then_some(())).unwrap();
     // It sees nothing of what becomes of the others.
     let _paused = cluster.pause(0).unwrap();

@@ -48,7 +48,7 @@ fn lives(dir: &Path) -> Vec<u32> {
 fn wait_until_all_is_free(local: &Local) {
     let begun = Instant::now();
     loop {
-        let state = wingbeat::block_on(local.session.cluster_state()).unwrap();
+        let state = wingbeat::block_on(local.session.runtime().cluster_state()).unwrap();
         if state.nodes.iter().all(|node| node.leases == 0 && node.available == node.info.resources) {
             return;
         }

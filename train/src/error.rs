@@ -5,6 +5,7 @@ use crate::result::TrainResult;
 
 /// The exception that ended a script, as Python told it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PythonError {
     /// Its class, such as `ValueError`.
     pub kind: String,
@@ -17,7 +18,7 @@ pub struct PythonError {
 }
 
 /// Why a training run did not succeed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// A node does not have the script.

@@ -201,7 +201,7 @@ impl Group {
             Some(_) => self.ranks.iter().map(|rank| rank.at.node).collect(),
             None => BTreeSet::new(),
         };
-        let (free, _) = resources(&own).await.ok()?;
+        let (free, _) = resources(&plan.scaling, &own).await.ok()?;
         match more.fits(&free) {
             0 => None,
             more => Some(plan.scaling.ranks_of(self.reserved.units + more)),
@@ -241,7 +241,7 @@ fn forget(name: String) {
 
 /// Removes what a run's attempts have left on nodes for a next one, as far as these are there.
 pub(crate) async fn forget_run(run: &str, nodes: BTreeSet<u64>) {
-    let options = |node| forget::options().num_cpus(0.0).max_retries(0).on_node(NodeId(node), false);
+    let options = |node| forget::options().num_cpus(0.0).max_retries(0).on_node(NodeId(node));
     let forgetting: Vec<_> = nodes.into_iter().map(|node| options(node).remote(shipping::of_run(run, node))).collect();
     join_all(forgetting.iter().map(|forgotten| forgotten.get_timeout(*limits::FORGET))).await;
 }

@@ -20,7 +20,7 @@
 //! # async fn run() -> Result<(), wingbeat_train::TrainError> {
 //! wingbeat::init().await?;
 //! let result = TorchTrainer::script("train.py").args(["--epochs", "3"]).scaling(Scaling::workers(2)).fit().await?;
-//! println!("{} ranks in {:.1} s", result.ranks, result.seconds);
+//! println!("{} ranks in {:.1?}", result.ranks, result.elapsed);
 //! # Ok(())
 //! # }
 //! ```
@@ -72,5 +72,5 @@ pub use result::TrainResult;
 pub use run::Run;
 pub use scaling::Scaling;
 pub use stopper::Stopper;
-pub use storage::{Best, Checkpoint, Keep};
+pub use storage::{Best, BestOrder, Checkpoint, Keep};
 pub use trainer::{TorchTrainer, default_python};

@@ -40,6 +40,7 @@ pub trait RankOutput: Send {
 
 /// A line that a rank has printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Line {
     /// Whether to standard error.
     pub is_stderr: bool,

@@ -25,6 +25,7 @@ const CLOCK_SECONDS: f64 = 2.0;
 
 /// What a node knows of itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Facts {
     /// Its name.
     pub node: String,
@@ -46,6 +47,7 @@ pub struct Facts {
 
 /// Something that is wrong, where, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// Whether a run cannot work with it.
     pub is_fatal: bool,
@@ -55,6 +57,7 @@ pub struct Finding {
 
 /// What was found out about nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Diagnosis {
     /// Of each node.
     pub nodes: Vec<Facts>,
@@ -213,12 +216,12 @@ pub(crate) async fn examine(members: &[&RankHandle], python: &str) -> Result<Dia
 /// # Errors
 /// The cluster is gone.
 pub async fn doctor(python: &str) -> Result<Diagnosis, TrainError> {
-    let state = Session::current()?.cluster_state().await?;
+    let nodes = Session::current()?.nodes().await?;
     // A driver's own node takes nothing, and has nothing to be examined.
-    let open = state.nodes.iter().filter(|node| node.draining.is_none() && !node.info.resources.get("CPU").is_zero());
-    let nodes: Vec<NodeId> = open.map(|node| node.info.id).collect();
+    let open = nodes.iter().filter(|node| node.draining.is_none() && node.resources.contains_key("CPU"));
+    let nodes: Vec<NodeId> = open.map(|node| node.id).collect();
     let members: Vec<RankHandle> =
-        nodes.iter().map(|node| Rank::options().num_cpus(0.0).on_node(*node, false).remote()).collect();
+        nodes.iter().map(|node| Rank::options().num_cpus(0.0).on_node(*node).remote()).collect();
     examine(&members.iter().collect::<Vec<_>>(), python).await
 }
 

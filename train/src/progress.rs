@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 /// How far a run has come: what its handle and its callback tell.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Progress {
     /// The attempt that runs, from 0.
     pub attempt: u32,
@@ -15,6 +16,7 @@ pub struct Progress {
 
 /// Where a rank is, and how far.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct RankProgress {
     /// Its node's name.
     pub node: String,

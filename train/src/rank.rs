@@ -96,7 +96,7 @@ impl Rank {
     /// Where it is, and whether what it is to run is there.
     pub(crate) fn describe(&self, wanted: Wanted) -> Description {
         let session = wingbeat::Session::current().ok();
-        let process = session.as_ref().map(|session| session.process());
+        let process = session.as_ref().map(|session| session.runtime().process());
         let storage = process.and_then(|process| process.storage());
         let node = storage.map_or(0, |storage| storage.node().0);
         let kind = Kind::of(&wanted.python, &wanted.env.complete());
@@ -223,7 +223,7 @@ impl Rank {
     /// Makes a folder with the run's working directory, for all ranks of its node: where it is.
     pub(crate) fn unfold(&self, hash: String, run: String) -> Result<String, String> {
         let session = wingbeat::Session::current().map_err(|error| error.to_string())?;
-        let node = session.process().storage().map_or(0, |storage| storage.node().0);
+        let node = session.runtime().process().storage().map_or(0, |storage| storage.node().0);
         let folder = shipping::unfold(&hash, &shipping::of_run(&run, node))
             .map_err(|error| format!("the working directory: {error}"))?;
         let path = folder.folder().display().to_string();
@@ -262,7 +262,7 @@ impl Rank {
 /// Where other machines reach this process.
 fn own_ip() -> Option<IpAddr> {
     let session = wingbeat::Session::current().ok()?;
-    session.process().address().tcp.map(|tcp| tcp.ip())
+    session.runtime().process().address().tcp.map(|tcp| tcp.ip())
 }
 
 /// Python's version, or why it does not run.

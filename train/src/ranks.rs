@@ -19,6 +19,7 @@ const BEFORE: Duration = Duration::from_millis(500);
 
 /// What a rank knows of its group. It is an argument of the function that each rank is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RankContext {
     /// Its number, from 0.
     pub rank: u32,
@@ -57,13 +58,14 @@ pub struct Ranks<F> {
 
 /// What Rust functions have returned, and what it took.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Returned<T> {
     /// In the order of ranks.
     pub values: Vec<T>,
     /// Attempts that it took; 1 if nothing failed.
     pub attempts: u32,
-    /// Seconds from `fit()` to its end.
-    pub seconds: f64,
+    /// From `fit()` to its end.
+    pub elapsed: Duration,
 }
 
 impl TorchTrainer {
@@ -143,8 +145,7 @@ impl<F> Ranks<F> {
             reserved.release().await;
             match outcome {
                 Ok(values) => {
-                    let seconds = begun.elapsed().as_secs_f64();
-                    return Ok(Returned { values, attempts: attempt + 1, seconds });
+                    return Ok(Returned { values, attempts: attempt + 1, elapsed: begun.elapsed() });
                 }
                 Err(TrainError::FunctionFailed { .. }) if failures < self.max_failures => failures += 1,
                 // No failure of the run.
@@ -220,7 +221,7 @@ async fn due(drained: Option<Drained>) -> Drained {
             // By the session's own timer: there may be no tokio here.
             if let Ok(session) = wingbeat::Session::current() {
                 let never = std::future::pending::<Result<(), Error>>();
-                let _ = session.within(left, || "the deadline of a drain".into(), never).await;
+                let _ = session.runtime().within(left, || "the deadline of a drain".into(), never).await;
             }
             drained
         }

@@ -14,6 +14,8 @@ pub(crate) struct Reports {
     waiting: BTreeMap<usize, Vec<Report>>,
     /// Whether each rank has ended.
     ended: Vec<bool>,
+    /// How many reports each rank has made that are complete.
+    complete: u64,
 }
 
 /// What follows from what a rank has done.
@@ -29,7 +31,7 @@ pub(crate) enum Step {
 
 impl Reports {
     pub(crate) fn of(ranks: usize) -> Reports {
-        Reports { waiting: BTreeMap::new(), ended: vec![false; ranks] }
+        Reports { waiting: BTreeMap::new(), ended: vec![false; ranks], complete: 0 }
     }
 
     /// A rank has reported. If it waits with another report already, and neither comes from the middle of the other, nobody
@@ -82,6 +84,7 @@ impl Reports {
         if self.waiting.len() == self.ended.len() {
             let last = self.waiting.iter_mut().filter_map(|(rank, waiting)| Some((*rank, waiting.pop()?)));
             let complete = last.collect();
+            self.complete += 1;
             self.waiting.retain(|_, waiting| !waiting.is_empty());
             return Step::Complete(complete);
         }
@@ -89,8 +92,11 @@ impl Reports {
         if ended.is_empty() {
             return Step::Wait;
         }
-        let why =
-            format!("{} ended without this report; every rank reports equally often", crate::shown::ranks(&ended));
+        let why = format!(
+            "{} ended without this report, after {} that every rank has made: that is where the fault is; every rank must report equally often",
+            crate::shown::ranks(&ended),
+            self.complete
+        );
         let waiting = std::mem::take(&mut self.waiting);
         let refused =
             waiting.into_iter().flat_map(|(rank, reports)| reports.into_iter().map(move |report| (rank, report)));
@@ -121,7 +127,7 @@ mod tests {
         let mut reports = Reports::of(3);
         assert_eq!(reports.report(0, report(1)).0, Step::Wait);
         let Step::Refuse(refused, why) = reports.end(2) else { panic!("it waits in vain") };
-        assert!(refused == [(0, report(1))] && why.starts_with("rank 2 ended"), "{why}");
+        assert!(refused == [(0, report(1))] && why.starts_with("rank 2 ended without this report, after 0 "), "{why}");
         assert!(matches!(reports.report(1, report(1)).0, Step::Refuse(..)), "and so does who comes later");
     }
 

@@ -40,7 +40,7 @@ pub(crate) struct Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if !self.is_released {
-            self.session.give_up_placement_group(self.bundles.id());
+            self.session.runtime().give_up_placement_group(self.bundles.id());
         }
     }
 }
@@ -104,10 +104,15 @@ impl Reservation {
     }
 }
 
-/// What is free on the nodes that take new work, but for these, and what they have in all.
-pub(crate) async fn resources(without: &BTreeSet<u64>) -> Result<(Vec<ResourceSet>, Vec<ResourceSet>), Error> {
-    let state = Session::current()?.cluster_state().await?;
-    let open = state.nodes.into_iter().filter(|node| node.draining.is_none() && !without.contains(&node.info.id.0));
+/// What is free on the nodes that take new work and where ranks may be, but for these, and what they have in all.
+pub(crate) async fn resources(
+    scaling: &Scaling,
+    without: &BTreeSet<u64>,
+) -> Result<(Vec<ResourceSet>, Vec<ResourceSet>), Error> {
+    let state = Session::current()?.runtime().cluster_state().await?;
+    let open = state.nodes.into_iter().filter(|node| {
+        node.draining.is_none() && scaling.accepts(&node.info.labels) && !without.contains(&node.info.id.0)
+    });
     Ok(open.map(|node| (node.available, node.info.resources)).unzip())
 }
 
@@ -118,7 +123,7 @@ async fn units(scaling: &Scaling) -> Result<u32, Error> {
     }
     let begun = Instant::now();
     loop {
-        let (free, total) = resources(&BTreeSet::new()).await?;
+        let (free, total) = resources(scaling, &BTreeSet::new()).await?;
         match scaling.choose(&free, &total) {
             Some(units) => return Ok(units),
             // The group waits for its least, and says for what.

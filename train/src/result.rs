@@ -1,18 +1,22 @@
 //! What came of a run.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::storage::Checkpoint;
 
 /// What came of a run.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TrainResult {
     /// Number of ranks.
     pub ranks: u32,
     /// Attempts that it took; 1 if nothing failed.
     pub attempts: u32,
-    /// Seconds from `fit()` to its end.
-    pub seconds: f64,
+    /// From `fit()` to its end.
+    pub elapsed: Duration,
     /// The last metrics that rank 0 reported.
     pub metrics: BTreeMap<String, f64>,
     /// The checkpoints that the run's storage has kept, in the order of their reports.

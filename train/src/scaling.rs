@@ -1,9 +1,11 @@
 //! How many ranks a group has, where that may vary, and what each holds. Pure.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use wingbeat::{Bundle, PlacementStrategy};
-use wingbeat_core::resources::{Amount, ResourceSet};
+use wingbeat_core::labels::Selector;
+use wingbeat_core::resources::{Amount, CPU, GPU, MEMORY, ResourceSet};
 
 use crate::error::TrainError;
 
@@ -17,8 +19,9 @@ const LEAST_CPUS: f64 = 0.0001;
 /// let four_gpus = Scaling::workers(4).gpus_per_worker(1.0);
 /// let two_to_four = Scaling::workers(4).elastic(2..=4);
 /// let two_nodes_of_eight = Scaling::nodes(2, 8).gpus_per_worker(1.0).cpus_per_worker(4.0);
+/// let in_zone_a = Scaling::workers(2).labels("zone=a").memory_per_worker(8 << 30).resource_per_worker("license", 1.0);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Scaling {
     /// A unit is a rank, or a node with as many ranks.
     pub(crate) least: u32,
@@ -27,12 +30,29 @@ pub struct Scaling {
     pub(crate) per_node: Option<u32>,
     cpus: f64,
     gpus: f64,
+    /// In bytes.
+    memory: u64,
+    resources: BTreeMap<String, f64>,
+    /// Rules about nodes; of several, the first for which there is room.
+    labels: Vec<String>,
+    /// Whether ranks lie on as many nodes as there are.
+    spread: bool,
 }
 
 impl Scaling {
     /// As many ranks, close to each other.
     pub fn workers(workers: u32) -> Scaling {
-        Scaling { least: workers, most: workers, per_node: None, cpus: 1.0, gpus: 0.0 }
+        Scaling {
+            least: workers,
+            most: workers,
+            per_node: None,
+            cpus: 1.0,
+            gpus: 0.0,
+            memory: 0,
+            resources: BTreeMap::new(),
+            labels: Vec::new(),
+            spread: false,
+        }
     }
 
     /// As many nodes, and as many ranks on each.
@@ -59,22 +79,72 @@ impl Scaling {
         self
     }
 
-    /// That there is at least one rank, and that the least is not more than the most.
+    /// Memory that is reserved for each rank, in bytes.
+    pub fn memory_per_worker(mut self, bytes: u64) -> Scaling {
+        self.memory = bytes;
+        self
+    }
+
+    /// An amount of a custom resource of each rank.
+    pub fn resource_per_worker(mut self, name: &str, amount: f64) -> Scaling {
+        self.resources.insert(name.to_owned(), amount);
+        self
+    }
+
+    /// Only on nodes whose labels meet these rules, as [`Bundle::labels`] takes them: `zone=a`, `zone in (a, b)`, joined by commas. Given
+    /// again, what to look for where the rules before find no room.
+    pub fn labels(mut self, rules: &str) -> Scaling {
+        self.labels.push(rules.to_owned());
+        self
+    }
+
+    /// Ranks lie on as many nodes as there are, instead of close to each other. Those of [`Scaling::nodes`] do so in any case.
+    pub fn spread(mut self) -> Scaling {
+        self.spread = true;
+        self
+    }
+
+    /// That there is at least one rank, that the least is not more than the most, and that what each holds can be.
     pub(crate) fn check(&self) -> Result<(), TrainError> {
         let (least, most) = (self.least, self.most);
         if self.ranks() == 0 {
             return Err(TrainError::Invalid("a training run needs at least one worker".into()));
         }
         if least == 0 || least > most {
-            return Err(TrainError::Invalid(format!("there are to be at least {least} and at most {most} workers")));
+            return Err(TrainError::Invalid(format!(
+                "invalid range of workers {least}..={most}: the minimum is larger than the maximum"
+            )));
         }
-        Ok(())
+        for (name, amount) in [("CPUs", self.cpus), ("GPUs", self.gpus)] {
+            Amount::new(amount).map_err(|error| TrainError::Invalid(format!("{name} of a worker: {error}")))?;
+        }
+        for (name, amount) in &self.resources {
+            if [CPU, GPU, MEMORY].contains(&name.as_str()) {
+                return Err(TrainError::Invalid(format!("{name} of a worker has an option of its own")));
+            }
+            Amount::new(*amount).map_err(|error| TrainError::Invalid(format!("{name} of a worker: {error}")))?;
+        }
+        self.selectors().map(drop)
+    }
+
+    fn selectors(&self) -> Result<Vec<Selector>, TrainError> {
+        let parsed =
+            self.labels.iter().map(|rules| rules.parse().map_err(|error| TrainError::Invalid(format!("{error}"))));
+        parsed.collect()
+    }
+
+    /// Whether a rank may be on a node with these labels.
+    pub(crate) fn accepts(&self, labels: &BTreeMap<String, String>) -> bool {
+        let selectors = self.selectors().unwrap_or_default();
+        selectors.is_empty() || selectors.iter().any(|selector| selector.matches(labels))
     }
 
     /// What a rank holds.
     pub(crate) fn rank(&self) -> ResourceSet {
         let amount = |value: f64| Amount::new(value).unwrap_or_default();
-        ResourceSet::new().with("CPU", amount(self.cpus)).with("GPU", amount(self.gpus))
+        let set = ResourceSet::new().with(CPU, amount(self.cpus)).with(GPU, amount(self.gpus));
+        let set = set.with(MEMORY, amount(self.memory as f64));
+        self.resources.iter().fold(set, |set, (name, value)| set.with(name, amount(*value)))
     }
 
     /// CPUs and GPUs of a rank, as an actor asks for them.
@@ -83,10 +153,17 @@ impl Scaling {
     }
 
     pub(crate) fn each(&self) -> String {
-        match self.gpus {
-            0.0 => format!("{} CPU", self.cpus),
-            gpus => format!("{} CPU and {gpus} GPU", self.cpus),
+        let mut parts = vec![format!("{} CPU", self.cpus)];
+        if self.gpus > 0.0 {
+            parts.push(format!("{} GPU", self.gpus));
         }
+        if self.memory > 0 {
+            parts.push(format!("{} bytes of memory", self.memory));
+        }
+        parts.extend(self.resources.iter().map(|(name, amount)| format!("{amount} {name}")));
+        let rules: Vec<String> = self.labels.iter().map(|rules| format!("`{rules}`")).collect();
+        let on = if rules.is_empty() { String::new() } else { format!(" on nodes with {}", rules.join(" or ")) };
+        parts.join(" and ") + &on
     }
 
     /// What so many units reserve, and how.
@@ -96,9 +173,14 @@ impl Scaling {
         let least = if self.gpus > 0.0 { 0.0 } else { LEAST_CPUS };
         let bundle = Bundle::new().num_cpus((self.cpus * ranks).max(least));
         let bundle = if self.gpus > 0.0 { bundle.num_gpus(self.gpus * ranks) } else { bundle };
+        let bundle = if self.memory > 0 { bundle.memory((self.memory as f64 * ranks) as u64) } else { bundle };
+        let all = self.resources.iter().filter(|(_, amount)| **amount > 0.0);
+        let bundle = all.fold(bundle, |bundle, (name, amount)| bundle.resource(name, amount * ranks));
+        let bundle = self.labels.iter().fold(bundle, |bundle, rules| bundle.labels(rules));
         let strategy = match self.per_node {
-            None => PlacementStrategy::Pack,
             Some(_) => PlacementStrategy::StrictSpread,
+            None if self.spread => PlacementStrategy::Spread,
+            None => PlacementStrategy::Pack,
         };
         (vec![bundle; units as usize], strategy)
     }
@@ -124,7 +206,7 @@ impl Scaling {
     /// What could be added to so many units; none if there may be no more.
     pub(crate) fn beyond(&self, units: u32) -> Option<Scaling> {
         let most = self.most.checked_sub(units).filter(|more| *more > 0)?;
-        Some(Scaling { most, ..*self })
+        Some(Scaling { most, ..self.clone() })
     }
 
     /// How many units fit into this, at most as many as there may be.
@@ -189,6 +271,32 @@ mod tests {
         let (least, most) = (3, 2);
         assert!(Scaling::workers(4).elastic(least..=most).check().is_err());
         assert!(Scaling::workers(4).elastic(2..=4).check().is_ok());
+    }
+
+    #[test]
+    fn amounts_and_rules_that_cannot_be_are_refused_by_name() {
+        let said = |scaling: Scaling| scaling.check().unwrap_err().to_string();
+        assert!(said(Scaling::workers(1).cpus_per_worker(f64::NAN)).contains("CPUs of a worker"));
+        assert!(said(Scaling::workers(1).gpus_per_worker(-1.0)).contains("GPUs of a worker"));
+        assert!(said(Scaling::workers(1).resource_per_worker("GPU", 1.0)).contains("an option of its own"));
+        assert!(said(Scaling::workers(1).labels("zone in a")).contains("no rule about labels"));
+    }
+
+    #[test]
+    fn only_nodes_with_one_of_the_labels_count_and_what_else_a_rank_holds_is_reserved() {
+        let scaling = Scaling::workers(2).labels("zone=a").labels("zone=b").resource_per_worker("license", 0.5);
+        let scaling = scaling.memory_per_worker(1 << 30);
+        assert!(scaling.check().is_ok());
+        let zone = |zone: &str| BTreeMap::from([("zone".to_owned(), zone.to_owned())]);
+        assert_eq!(["a", "b", "c"].map(|name| scaling.accepts(&zone(name))), [true, true, false]);
+        assert!(!scaling.accepts(&BTreeMap::new()) && Scaling::workers(1).accepts(&BTreeMap::new()));
+        assert_eq!(scaling.fits(&cpus(&[4])), 0, "the node has no licenses");
+        assert_eq!(
+            scaling.each(),
+            "1 CPU and 1073741824 bytes of memory and 0.5 license on nodes with `zone=a` or `zone=b`"
+        );
+        let (bundles, strategy) = Scaling::workers(2).spread().bundles(2);
+        assert_eq!((bundles.len(), strategy), (2, PlacementStrategy::Spread));
     }
 
     #[test]

@@ -46,7 +46,7 @@ const PORTS_LOST: u32 = 5;
 ///     .max_failures(2)
 ///     .on_output(|rank, line| println!("{rank} | {}", line.text));
 /// match trainer.fit().await {
-///     Ok(result) => println!("{} ranks, {} attempts, {:.1} s", result.ranks, result.attempts, result.seconds),
+///     Ok(result) => println!("{} ranks, {} attempts, {:.1?}", result.ranks, result.attempts, result.elapsed),
 ///     Err(TrainError::RankFailed { rank, node, python_error: Some(error), .. }) => {
 ///         eprintln!("rank {rank} on {node} raised {}: {}", error.kind, error.message);
 ///     }
@@ -126,12 +126,14 @@ impl TorchTrainer {
         Self::new(Target::Program(name.to_owned()))
     }
 
+    #[doc(hidden)]
     /// Calls a Python function. `pickled` is two pickles, as `wingbeat.torch` writes them: what the function's module is
     /// found with, and the function with its arguments.
     pub fn python_function(pickled: Vec<u8>) -> Self {
         Self::new(Target::Function(pickled))
     }
 
+    #[doc(hidden)]
     /// Of a Python function: which ranks say what it returned, as the first of the two pickles tells them; the first rank, if nothing is
     /// said. One of them that ends without has failed, also with exit code 0.
     pub fn returns(mut self, returns: Returns) -> Self {
@@ -185,9 +187,15 @@ impl TorchTrainer {
     }
 
     /// After how long without output or report the ranks' stacks are shown, and who keeps the others waiting; 10 minutes
-    /// if nothing is said. With `restart`, that is a failure then.
-    pub fn hang_timeout(mut self, after: Duration, restart: bool) -> Self {
-        (self.plan.hang_timeout, self.plan.restart_on_hang) = (after, restart);
+    /// if nothing is said.
+    pub fn hang_timeout(mut self, after: Duration) -> Self {
+        self.plan.hang_timeout = after;
+        self
+    }
+
+    /// A run that hangs for as long as [`hang_timeout`](Self::hang_timeout) has failed, and is started again if it may.
+    pub fn restart_on_hang(mut self) -> Self {
+        self.plan.restart_on_hang = true;
         self
     }
 
@@ -242,6 +250,7 @@ impl TorchTrainer {
         self
     }
 
+    #[doc(hidden)]
     /// A dataset, with a part for each rank: an Arrow IPC file each, as `wingbeat.train.get_dataset_shard` reads it. Refs
     /// to large values are best made once, with `put`.
     pub fn dataset(mut self, name: &str, shards: Vec<ObjectRef<Vec<u8>>>) -> Self {
@@ -397,12 +406,12 @@ impl TorchTrainer {
         if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, place.claim()) {
             // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
             let checkpoints = self.listed(claim).await;
-            so_far.best_checkpoint = self.plan.keep.best(&checkpoints).cloned();
+            so_far.best_checkpoint = self.plan.keep.best_of(&checkpoints).cloned();
             so_far.checkpoint = checkpoints.last().cloned();
             so_far.checkpoints = checkpoints;
         }
         if let Err(TrainError::Stopped { so_far }) = &mut outcome {
-            so_far.seconds = begun.elapsed().as_secs_f64();
+            so_far.elapsed = begun.elapsed();
         }
         if tokio::time::timeout(*limits::STORAGE, place.release()).await.is_err() {
             (self.plan.on_notice)("the storage does not answer: others may use it in a minute");
@@ -460,9 +469,9 @@ impl TorchTrainer {
                     return Ok(TrainResult {
                         ranks,
                         attempts: so_far.failures + 1,
-                        seconds: begun.elapsed().as_secs_f64(),
+                        elapsed: begun.elapsed(),
                         metrics,
-                        best_checkpoint: self.plan.keep.best(&checkpoints).cloned(),
+                        best_checkpoint: self.plan.keep.best_of(&checkpoints).cloned(),
                         checkpoint: checkpoints.last().cloned(),
                         checkpoints,
                         returned,
@@ -500,7 +509,7 @@ impl TorchTrainer {
             TrainError::PortTaken { .. } => self.plan.master_port.is_none() && so_far.ports_lost < PORTS_LOST,
             TrainError::Grows { .. } | TrainError::Moves { .. } => true,
             // Without the cluster there is no other attempt.
-            _ if wingbeat::Session::current().is_ok_and(|session| session.process().is_over()) => false,
+            _ if wingbeat::Session::current().is_ok_and(|session| session.is_over()) => false,
             error => error.may_pass(self.plan.retry_exceptions) && so_far.failures < self.plan.max_failures,
         }
     }

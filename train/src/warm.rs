@@ -218,7 +218,7 @@ pub(crate) async fn start_on(node: u64, kind: Kind, socket: &str) -> Result<Star
             .detached()
             .yields_to_drain()
             .num_cpus(0.0)
-            .on_node(NodeId(node), false)
+            .on_node(NodeId(node))
             .remote(kind.clone(), socket.to_owned());
         let started = match made.started().get().await {
             Ok(started) => started,

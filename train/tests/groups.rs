@@ -6,12 +6,12 @@ use std::future::IntoFuture;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use wingbeat::{Entered, Session};
+use wingbeat::{Session, SessionGuard};
 use wingbeat_train::{Scaling, TorchTrainer, TrainError};
 
 struct Local {
     session: Session,
-    _entered: Entered,
+    _entered: SessionGuard,
     dir: tempfile::TempDir,
 }
 
@@ -265,7 +265,7 @@ fn a_run_that_is_dropped_gives_back_what_it_held() {
     let begun = Arc::new(tokio::sync::Notify::new());
     let told = begun.clone();
     let both = Scaling::workers(2);
-    let endless = TorchTrainer::script(local.script(ENDLESS)).scaling(both).python(system_python());
+    let endless = TorchTrainer::script(local.script(ENDLESS)).scaling(both.clone()).python(system_python());
     let endless = endless.on_output(move |_, _| told.notify_one());
     on_this_thread(async {
         tokio::select! {
@@ -281,7 +281,7 @@ fn a_run_that_is_dropped_gives_back_what_it_held() {
 fn a_panic_in_a_function_of_the_user_s_is_theirs_and_gives_back_what_was_held() {
     let local = Local::start();
     let both = Scaling::workers(2);
-    let trainer = || TorchTrainer::script(local.script(ENDLESS)).scaling(both).python(system_python());
+    let trainer = || TorchTrainer::script(local.script(ENDLESS)).scaling(both.clone()).python(system_python());
     let printed = trainer().on_output(|_, line| panic!("on {}", line.text));
     let progressed = trainer().on_progress(|_| panic!("on progress"));
     for (trainer, expected) in [(printed, "on begun"), (progressed, "on progress")] {

@@ -39,7 +39,17 @@ pub fn given(file: Option<&Path>) -> Result<Option<Token>, Error> {
         })?;
         return Token::checked(token, TOKEN_VARIABLE).map(Some);
     }
-    std::env::var_os(TOKEN_FILE_VARIABLE).map(|file| named(Path::new(&file))).transpose()
+    std::env::var_os(TOKEN_FILE_VARIABLE).map(|file| of_variable(Path::new(&file))).transpose()
+}
+
+fn of_variable(file: &Path) -> Result<Token, Error> {
+    if file.as_os_str().is_empty() {
+        let what = format!(
+            "{TOKEN_FILE_VARIABLE} is set and names no file; unset it to use your own token, or {MAKE_A_TOKEN}"
+        );
+        return Err(Error::InvalidArgument { what });
+    }
+    named(file)
 }
 
 fn reading(file: &Path) -> String {
@@ -209,6 +219,12 @@ mod tests {
         }
         write(&path, "sixteen bytes...\n", 0o600);
         assert_eq!(named(&path).unwrap().reveal(), "sixteen bytes...");
+    }
+
+    #[test]
+    fn a_variable_that_names_no_file_is_refused_by_its_name() {
+        let error = refusal(of_variable(Path::new("")));
+        assert!(error.starts_with("WINGBEAT_TOKEN_FILE is set and names no file"), "{error}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 use clap::Args;
 
+use crate::compiling::compile;
 use crate::python;
 use crate::steps::{cargo, root, step};
 
@@ -14,8 +15,8 @@ pub(crate) struct Bench {
     /// Only these rows, and the limits that they are compared with.
     #[arg(long, value_delimiter = ',')]
     rows: Vec<String>,
-    /// Measure these peers too, in an environment that is made for it (.venv-bench). Known: ray, and for launches
-    /// torchrun (which is always measured), torch_distributor (which needs a JVM) and ray_train.
+    /// Measure these peers too, in an environment that is made for it (.venv-bench). Known: ray; for launches
+    /// torchrun (which is always measured), torch_distributor and ray_train; for estimators pyspark. Spark's need a JVM.
     #[arg(long, value_delimiter = ',')]
     peers: Vec<String>,
     /// Also write a line of JSON a row to this file.
@@ -28,19 +29,19 @@ pub(crate) struct Bench {
 
 pub(crate) fn run(bench: &Bench) -> Result<()> {
     let root = root()?;
-    const KNOWN: [&str; 4] = ["ray", "torchrun", "torch_distributor", "ray_train"];
+    const KNOWN: [&str; 5] = ["ray", "torchrun", "torch_distributor", "ray_train", "pyspark"];
     if let Some(unknown) = bench.peers.iter().find(|peer| !KNOWN.contains(&peer.as_str())) {
         bail!("unknown peer {unknown}; known: {}", KNOWN.join(", "));
     }
     let is_wanted = |name: &str| bench.peers.iter().any(|peer| peer == name);
-    step(
+    compile(
         "release build",
-        &mut cargo(&["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-bench"])?,
+        &cargo(&["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-bench"])?,
     )?;
     let mut command = Command::new(root.join("target/release/wingbeat-bench"));
     command.env("WINGBEAT_BIN", root.join("target/release/wingbeat")).env("WINGBEAT_PYTHON", python::interpreter()?);
     let dir = tempfile::tempdir()?;
-    if is_wanted("torch_distributor") || is_wanted("ray_train") {
+    if ["torch_distributor", "ray_train", "pyspark"].into_iter().any(is_wanted) {
         python::environment(".venv-bench", "bench/peers/requirements.txt", true)?;
         let packages = root.join(".venv-bench/lib/python3.11/site-packages");
         command.env("WINGBEAT_BENCH_PEERS", bench.peers.join(",")).env("WINGBEAT_BENCH_PACKAGES", packages);

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
+use crate::compiling::compile;
 use crate::steps::{cargo, root, step};
 
 #[derive(Args)]
@@ -23,7 +24,7 @@ pub(crate) struct Chaos {
 
 pub(crate) fn run(chaos: &Chaos) -> Result<()> {
     let built = ["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-chaos", "--bins"];
-    step("release build", &mut cargo(&built)?)?;
+    compile("release build", &cargo(&built)?)?;
     let release = root()?.join("target/release");
     for seed in chaos.seed..chaos.seed + chaos.seeds {
         let mut command = std::process::Command::new(release.join("chaos"));

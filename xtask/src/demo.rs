@@ -7,24 +7,14 @@ use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use wingbeat_tests::TestCluster;
 
+use crate::compiling::compile;
 use crate::python;
-use crate::steps::{cargo, root, step};
+use crate::steps::{cargo, root};
 
 pub(crate) fn run() -> Result<()> {
-    step(
-        "build",
-        &mut cargo(&[
-            "build",
-            "--release",
-            "--quiet",
-            "-p",
-            "wingbeat-cli",
-            "-p",
-            "wingbeat-examples",
-            "--bins",
-            "--examples",
-        ])?,
-    )?;
+    let built =
+        ["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-examples", "--bins", "--examples"];
+    compile("build", &cargo(&built)?)?;
     let python = python::interpreter()?;
     let release = root()?.join("target/release");
     let out = tempfile::tempdir()?;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod chaos;
+mod compiling;
 mod demo;
 mod docs;
 mod fuzz;

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
+use crate::compiling::compile;
 use crate::steps::{cargo, root, step};
 
 /// What each fault is says `wingbeat_net::faults`, and which program sends a message `tests/tests/matrix`.
@@ -23,7 +24,7 @@ pub(crate) struct Matrix {
 }
 
 pub(crate) fn run(args: &Matrix) -> Result<()> {
-    step("the command", &mut cargo(&["build", "--quiet", "-p", "wingbeat-cli"])?)?;
+    compile("the command", &cargo(&["build", "--quiet", "-p", "wingbeat-cli"])?)?;
     let mut matrix = cargo(&["test", "--quiet", "-p", "wingbeat-tests", "--test", "matrix", "every_cell"])?;
     matrix
         .args(["--", "--exact", "--ignored", "--nocapture"])

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
+use crate::compiling::compile;
 use crate::steps::{cargo, root, step};
 
 #[derive(Args)]
@@ -20,7 +21,7 @@ pub(crate) struct Soak {
 
 pub(crate) fn run(soak: &Soak) -> Result<()> {
     let built = ["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-shapes", "--bins"];
-    step("release build", &mut cargo(&built)?)?;
+    compile("release build", &cargo(&built)?)?;
     let release = root()?.join("target/release");
     let mut command = match soak.train {
         true => {

@@ -21,12 +21,20 @@ pub(crate) fn cargo(args: &[&str]) -> Result<Command> {
 
 /// Runs a step, and says how long it took.
 pub(crate) fn step(what: &str, command: &mut Command) -> Result<()> {
+    timed(what, || {
+        let status = command.status().with_context(|| format!("{what}: cannot start {:?}", command.get_program()))?;
+        if !status.success() {
+            bail!("{what}: failed ({status})");
+        }
+        Ok(())
+    })
+}
+
+/// Says what begins, and how long it took.
+pub(crate) fn timed(what: &str, run: impl FnOnce() -> Result<()>) -> Result<()> {
     eprintln!("── {what}");
     let begun = Instant::now();
-    let status = command.status().with_context(|| format!("{what}: cannot start {:?}", command.get_program()))?;
-    if !status.success() {
-        bail!("{what}: failed ({status})");
-    }
+    run()?;
     eprintln!("   {what}: ok in {:.1} s", begun.elapsed().as_secs_f64());
     Ok(())
 }

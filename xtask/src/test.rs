@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use crate::compiling::compile;
 use crate::steps::{cargo, root, step};
 use crate::{package, python};
 
@@ -28,14 +29,16 @@ pub(crate) fn run(release: bool) -> Result<()> {
         return of_release();
     }
     step("formatting", cargo(&["fmt", "--all", "--check"])?.arg("--quiet"))?;
-    step("lints", &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?)?;
+    compile("lints", &cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?)?;
     let mut documentation = cargo(&["doc", "--quiet", "--workspace", "--no-deps", "--features", "wingbeat/testing"])?;
-    step("documentation", documentation.env("RUSTDOCFLAGS", "-D warnings"))?;
+    compile("documentation", documentation.env("RUSTDOCFLAGS", "-D warnings"))?;
     package::run(&package::Package::default())?;
-    step("the command and the examples", &mut cargo(&BUILT)?)?;
+    compile("the command and the examples", &cargo(&BUILT)?)?;
     let python = python::interpreter()?;
     let binary = root()?.join("target/debug/wingbeat");
-    let mut tests = cargo(&["test", "--workspace", "--exclude", "xtask"])?;
+    let tests = ["test", "--workspace", "--exclude", "xtask"];
+    compile("build of the tests", cargo(&tests)?.args(["--quiet", "--no-run"]))?;
+    let mut tests = cargo(&tests)?;
     let is_root = wingbeat_tests::is_root().is_ok();
     if !is_root {
         eprintln!("   not root: the tests of several machines and of other users are left out, and the chaos");
@@ -67,9 +70,11 @@ pub(crate) fn run(release: bool) -> Result<()> {
 fn of_release() -> Result<()> {
     let built =
         ["build", "--quiet", "--release", "-p", "wingbeat-cli", "-p", "wingbeat-examples", "--bins", "--examples"];
-    step("the command and the examples", &mut cargo(&built)?)?;
+    compile("the command and the examples", &cargo(&built)?)?;
     let python = python::interpreter()?;
     let binary = root()?.join("target/release/wingbeat");
-    let mut tests = cargo(&["test", "--release", "-p", "wingbeat-tests", "-p", "wingbeat", "-p", "wingbeat-train"])?;
+    let tests = ["test", "--release", "-p", "wingbeat-tests", "-p", "wingbeat", "-p", "wingbeat-train"];
+    compile("build of the tests", cargo(&tests)?.args(["--quiet", "--no-run"]))?;
+    let mut tests = cargo(&tests)?;
     step("tests of the release build", tests.env("WINGBEAT_BIN", &binary).env("WINGBEAT_PYTHON", &python))
 }

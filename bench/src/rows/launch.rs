@@ -71,14 +71,14 @@ pub(super) fn limit_torchrun() -> Figures {
     Ok(vec![Figure::of("limit_torchrun", "s", true, launches(5, torchrun)?, Must::Nothing)])
 }
 
-/// Seconds of the runs of a peer's script, but the first; nothing if it was not asked for.
-fn peer(name: &str, row: &'static str) -> Figures {
+/// Seconds of the runs of a peer's script, but the first; nothing if the peer was not asked for.
+pub(super) fn peer(name: &str, script: &str, row: &'static str) -> Figures {
     let wanted = std::env::var("WINGBEAT_BENCH_PEERS").unwrap_or_default();
     if !wanted.split(',').any(|wanted| wanted == name) {
         return Ok(Vec::new());
     }
     let mut command = Command::new(python()?);
-    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/peers/").to_owned() + name + ".py");
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/peers/").to_owned() + script + ".py");
     command.env("PYTHONPATH", std::env::var_os("WINGBEAT_BENCH_PACKAGES").unwrap_or_default());
     command.env("PYSPARK_PYTHON", python()?).env("PYSPARK_DRIVER_PYTHON", python()?).env("OMP_NUM_THREADS", "1");
     command.env("RAY_USAGE_STATS_ENABLED", "0").env("PYTHONWARNINGS", "ignore");
@@ -90,11 +90,11 @@ fn peer(name: &str, row: &'static str) -> Figures {
 }
 
 pub(super) fn limit_torch_distributor() -> Figures {
-    peer("torch_distributor", "limit_torch_distributor")
+    peer("torch_distributor", "torch_distributor", "limit_torch_distributor")
 }
 
 pub(super) fn limit_ray_train() -> Figures {
-    peer("ray_train", "limit_ray_train")
+    peer("ray_train", "ray_train", "limit_ray_train")
 }
 
 /// README's own command: no cluster is there, and no warm Python.

@@ -32,7 +32,7 @@ async fn statuses(session: &Session, stop: &AtomicBool) -> Result<Vec<f64>> {
     let mut each = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let begun = Instant::now();
-        session.cluster_state().await?;
+        session.runtime().cluster_state().await?;
         each.push(begun.elapsed().as_secs_f64() * 1e3);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -6,6 +6,7 @@ mod cluster;
 mod collective;
 mod computing;
 mod contention;
+mod estimators;
 mod exchange;
 mod hosts;
 mod launch;
@@ -136,4 +137,6 @@ rows! {
     alone relaunch_after_failure = launch::relaunch_after_failure, limit_torchrun_relaunch;
     alone relaunch_after_node_loss = launch::relaunch_after_node_loss;
     alone steps_beside_torchrun = launch::steps_beside_torchrun;
+    alone limit_pyspark_estimators = estimators::limit_pyspark_estimators;
+    alone estimators = estimators::estimators, limit_pyspark_estimators;
 }

@@ -441,6 +441,12 @@ fn generate(
                 }
             }
 
+            impl ::wingbeat::ActorHandle for #handle {
+                fn class() -> &'static ::wingbeat::__private::Class {
+                    &CLASS
+                }
+            }
+
             impl ::wingbeat::__private::serde::Serialize for #handle {
                 fn serialize<S: ::wingbeat::__private::serde::Serializer>(
                     &self,

@@ -26,6 +26,10 @@ impl Place {
             Place::Function => &[
                 "num_cpus",
                 "num_gpus",
+                "gpu_memory",
+                "memory",
+                "resources",
+                "labels",
                 "max_retries",
                 "max_memory_retries",
                 "retry_errors",
@@ -35,9 +39,18 @@ impl Place {
                 "num_returns",
                 "stream_ahead",
             ],
-            Place::Class => {
-                &["num_cpus", "num_gpus", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups"]
-            }
+            Place::Class => &[
+                "num_cpus",
+                "num_gpus",
+                "gpu_memory",
+                "memory",
+                "resources",
+                "labels",
+                "max_restarts",
+                "max_task_retries",
+                "max_concurrency",
+                "concurrency_groups",
+            ],
             Place::Method => &["group", "max_retries", "num_returns", "stream_ahead"],
         }
     }
@@ -121,6 +134,27 @@ impl Attributes {
                     return Err(syn::Error::new_spanned(meta, format!("{name} must be zero or more")));
                 }
                 self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
+            }
+            "memory" | "gpu_memory" => {
+                let value = bytes(meta)?;
+                self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
+            }
+            "labels" => {
+                let rules = text(meta)?;
+                self.fields.push(quote!(labels: &[#rules]));
+            }
+            "resources" => {
+                let Meta::List(list) = meta else {
+                    return Err(syn::Error::new_spanned(meta, "write `resources(license = 1, disk = 0.5)`"));
+                };
+                let resources = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated)?;
+                let pairs = resources.iter().map(|resource| {
+                    let name = resource.path().get_ident().map(ToString::to_string).unwrap_or_default();
+                    let amount = number(resource)?;
+                    Ok(quote!((#name, #amount)))
+                });
+                let pairs = pairs.collect::<syn::Result<Vec<_>>>()?;
+                self.fields.push(quote!(resources: &[#(#pairs),*]));
             }
             "retry_errors" => self.retry.errors = flag(meta, "retry_errors")?,
             "isolated" => {
@@ -239,6 +273,30 @@ fn number(meta: &Meta) -> syn::Result<f64> {
         Lit::Float(value) => value.base10_parse(),
         other => Err(syn::Error::new_spanned(other, "a number is expected")),
     }
+}
+
+/// Bytes, as a number or as text such as `8GiB`.
+fn bytes(meta: &Meta) -> syn::Result<u64> {
+    const UNITS: [(&str, u64); 8] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("TiB", 1 << 40),
+        ("KB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("TB", 1_000_000_000_000),
+    ];
+    let literal = literal(meta)?;
+    let found = match literal {
+        Lit::Int(value) => return value.base10_parse(),
+        Lit::Str(text) => UNITS.iter().find_map(|(unit, of)| {
+            let count: u64 = text.value().strip_suffix(unit)?.trim().parse().ok()?;
+            count.checked_mul(*of)
+        }),
+        _ => None,
+    };
+    found.ok_or_else(|| syn::Error::new_spanned(literal, "a number of bytes, or text such as \"8GiB\", is expected"))
 }
 
 fn whole(meta: &Meta) -> syn::Result<u32> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use wingbeat_core::ByteSize;
 use wingbeat_core::error::Result;
 use wingbeat_worker::offer::Offer;
 
@@ -42,9 +43,9 @@ impl TestNode {
         self
     }
 
-    /// The memory that each GPU is pretended to have, in bytes.
-    pub fn gpu_memory(mut self, bytes: u64) -> Self {
-        self.offer.gpu_memory = Some(bytes);
+    /// The memory that each GPU is pretended to have.
+    pub fn gpu_memory(mut self, size: impl Into<ByteSize>) -> Self {
+        self.offer.gpu_memory = Some(size.into().bytes());
         self
     }
 
@@ -60,9 +61,9 @@ impl TestNode {
         self
     }
 
-    /// Capacity of the object store in bytes; 64 MiB if nothing is said.
-    pub fn object_store_memory(mut self, bytes: u64) -> Self {
-        self.offer.object_store_memory = Some(bytes);
+    /// Capacity of the object store; 64 MiB if nothing is said.
+    pub fn object_store_memory(mut self, size: impl Into<ByteSize>) -> Self {
+        self.offer.object_store_memory = Some(size.into().bytes());
         self
     }
 }
@@ -124,9 +125,9 @@ impl TestClusterBuilder {
         self
     }
 
-    /// Capacity of the object store of each of these nodes, in bytes; 64 MiB if nothing is said.
-    pub fn object_store_memory(mut self, bytes: u64) -> Self {
-        self.alike = self.alike.object_store_memory(bytes);
+    /// Capacity of the object store of each of these nodes; 64 MiB if nothing is said.
+    pub fn object_store_memory(mut self, size: impl Into<ByteSize>) -> Self {
+        self.alike = self.alike.object_store_memory(size);
         self
     }
 

@@ -21,7 +21,6 @@
 
 mod builder;
 mod captured;
-mod within;
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -31,7 +30,7 @@ use wingbeat_core::NodeId;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_net::Token;
 use wingbeat_net::patience::Patience;
-use wingbeat_process::{Entered, Session, block_on};
+use wingbeat_process::block_on;
 use wingbeat_worker::join::{self, InitOptions, Output};
 use wingbeat_worker::testing::log::Log;
 use wingbeat_worker::testing::network::{Machine, Network};
@@ -42,9 +41,8 @@ use wingbeat_worker::token::TOKEN_VARIABLE;
 pub use builder::{TestClusterBuilder, TestNode};
 pub use wingbeat_worker::testing::network::Cut;
 pub use wingbeat_worker::testing::process::Paused;
-pub use within::Within;
 
-use crate::Init;
+use crate::{Init, Scope, Session, SessionGuard};
 
 /// The object store of the test itself.
 const STORE: u64 = 64 << 20;
@@ -55,7 +53,7 @@ const STORE: u64 = 64 << 20;
 /// thread, it is the one that was started last. When it is dropped, every process has ended.
 pub struct TestCluster {
     /// First: afterwards calls of this thread go to another session.
-    entered: Option<Entered>,
+    entered: Option<SessionGuard>,
     session: Session,
     started: StartedCluster,
 }
@@ -102,7 +100,7 @@ impl TestCluster {
             global: wanted.global,
             ..started.init_options()
         };
-        let session = block_on(join::init(options)).inspect_err(|_| {
+        let session = block_on(join::init(options)).map(Session::new).inspect_err(|_| {
             started.end();
             started.print_log();
         })?;
@@ -135,8 +133,8 @@ impl TestCluster {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn within<F: Future>(&self, future: F) -> Within<F> {
-        Within::new(self.session.clone(), future)
+    pub fn within<F: Future>(&self, future: F) -> Scope<F> {
+        self.session.scope(future)
     }
 
     /// The head's `host:port`.
@@ -303,7 +301,7 @@ impl Drop for TestCluster {
         self.entered.take();
         // What follows in the logs is of no interest.
         self.started.log.add(&"test".into(), "it ends");
-        block_on(self.session.shutdown());
+        self.session.shutdown_blocking();
         self.started.end();
         if captured::is_to_be_printed() {
             self.started.print_log();

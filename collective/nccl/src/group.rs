@@ -16,12 +16,29 @@ use crate::library::{Functions, Library};
 
 /// How a group meets, and how its operations are called.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Settings {
     /// How long members may take to meet, and NCCL to take an operation up; a minute.
     pub limit: Duration,
     /// Whether members check, before each operation, that all call the same: NCCL itself hangs or mixes data up if they do
     /// not. It costs a meeting in shared memory, or a round trip between machines. True.
     pub checks: bool,
+}
+
+impl Settings {
+    /// Another limit.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Settings {
+        self.limit = limit;
+        self
+    }
+
+    /// Without the check before each operation.
+    #[must_use]
+    pub fn unchecked(mut self) -> Settings {
+        self.checks = false;
+        self
+    }
 }
 
 impl Default for Settings {

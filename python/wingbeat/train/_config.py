@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +23,13 @@ class ScalingConfig:
         num_workers: How many ranks. `(2, 4)` starts as many as fit, continues with fewer when a node is lost, and with
             more when there is room.
         use_gpu: Whether each rank gets a GPU.
-        resources_per_worker: `{"CPU": …, "GPU": …}` of each rank. Without "CPU", a rank holds one.
-        placement_strategy: "PACK" (close to each other), "STRICT_PACK" (all on one node) or "STRICT_SPREAD" (each on
-            a node of its own). "SPREAD" is refused.
-        accelerator_type: Ray Train's; refused.
-        label_selector: Ray Train's; refused.
+        resources_per_worker: `{"CPU": …, "GPU": …, "memory": …}` of each rank, and custom resources by name. Without
+            "CPU", a rank holds one. "memory" is in bytes.
+        placement_strategy: "PACK" (close to each other), "SPREAD" (on as many nodes as there are), "STRICT_PACK" (all on
+            one node) or "STRICT_SPREAD" (each on a node of its own).
+        accelerator_type: Ray Train's; refused: `label_selector={"accelerator-type": "NVIDIA-H200"}` says it.
+        label_selector: On which nodes ranks may be, by their labels: `{"zone": "a"}`, `{"zone": "!a"}`,
+            `{"zone": "in(a, b)"}` or `{"zone": "!in(a, b)"}`. A list with one for each rank must have the same for all.
         trainer_resources: Ray Train's; refused: the trainer runs in this program.
         use_tpu: Ray Train's; refused.
         topology: Ray Train's; refused.
@@ -43,7 +46,7 @@ class ScalingConfig:
     resources_per_worker: Mapping[str, float] | None = None
     placement_strategy: str = "PACK"
     accelerator_type: str | None = None
-    label_selector: Any = None
+    label_selector: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
     trainer_resources: Mapping[str, float] | None = None
     use_tpu: bool = False
     topology: str | None = None
@@ -56,27 +59,29 @@ class ScalingConfig:
                 raise ValueError(f"num_workers must be a positive integer or (min, max), not {self.num_workers!r}")
         if least > most:
             raise ValueError(f"num_workers={self.num_workers!r}: the minimum is larger than the maximum")
-        for name in ("accelerator_type", "label_selector", "topology"):
-            if getattr(self, name) is not None:
-                raise refuse(f"ScalingConfig({name}=…)", "use a cluster whose nodes are alike")
+        if self.accelerator_type is not None:
+            raise refuse(
+                "ScalingConfig(accelerator_type=…)",
+                'use label_selector={"accelerator-type": …}, with the label that `wingbeat list nodes --json` shows',
+            )
+        if self.topology is not None:
+            raise refuse("ScalingConfig(topology=…)", "use a cluster whose nodes are alike")
+        self.label_rules()
         if self.trainer_resources is not None:
             raise refuse("ScalingConfig(trainer_resources=…)", "the trainer runs in this program")
         if self.use_tpu:
             raise refuse("ScalingConfig(use_tpu=True)", "ranks run on CPUs and GPUs")
         resources = dict(self.resources_per_worker or {})
-        other = sorted(set(resources) - {"CPU", "GPU"})
-        if other:
-            raise refuse(f"ScalingConfig(resources_per_worker={{{other[0]!r}: …}})", 'ranks hold "CPU" and "GPU"')
         for name, amount in resources.items():
+            if not isinstance(name, str) or not name or "=" in name:
+                raise ValueError(f"resources_per_worker: {name!r} is no name of a resource")
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
                 raise ValueError(f"resources_per_worker[{name!r}] must be a number that is not negative, not {amount!r}")
         if self.use_gpu and resources.get("GPU") == 0:
             raise ValueError('use_gpu=True, and resources_per_worker["GPU"] is 0: set use_gpu=False, or ask for a GPU')
         if not self.use_gpu and resources.get("GPU", 0) > 0:
             raise ValueError('resources_per_worker has a "GPU", and use_gpu is False: set use_gpu=True')
-        if self.placement_strategy == "SPREAD":
-            raise refuse('placement_strategy="SPREAD"', 'use "STRICT_SPREAD" for one rank on each node')
-        if self.placement_strategy not in ("PACK", "STRICT_PACK", "STRICT_SPREAD"):
+        if self.placement_strategy not in ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"):
             raise ValueError(f"{self.placement_strategy!r} is no placement_strategy")
         if self.placement_strategy == "STRICT_PACK" and least != most:
             raise refuse('placement_strategy="STRICT_PACK" with (min, max) workers', 'use "PACK"')
@@ -89,21 +94,60 @@ class ScalingConfig:
             return least, most
         return self.num_workers, self.num_workers
 
+    def label_rules(self) -> str | None:
+        """The rules about labels as `wingbeat train` takes them.
+
+        Raises:
+            ValueError: A selector makes no sense.
+            NotImplementedError: Ranks are to have different ones.
+        """
+        selector = self.label_selector
+        if isinstance(selector, Sequence) and not isinstance(selector, str):
+            if any(other != selector[0] for other in selector):
+                raise refuse("ScalingConfig(label_selector=[…]) with different selectors", "ranks have the same one")
+            selector = selector[0] if selector else None
+        if selector is None:
+            return None
+        if not isinstance(selector, Mapping):
+            raise ValueError(f"label_selector must be a dict of labels and values, not {selector!r}")
+        return ", ".join(_rule(key, value) for key, value in selector.items()) or None
+
     def options(self) -> list[str]:
         """The options of `wingbeat train` that say this."""
         least, most = self.workers
         workers = f"{least}:{most}" if least != most else str(most)
         layout = {
             "PACK": ["--workers", workers],
+            "SPREAD": ["--workers", workers, "--spread"],
             "STRICT_PACK": ["--nodes", "1", "--workers", workers],
             "STRICT_SPREAD": ["--nodes", workers, "--workers", "1"],
         }[self.placement_strategy]
         resources = self.resources_per_worker or {}
         cpus, gpus = resources.get("CPU", 1), resources.get("GPU", 1 if self.use_gpu else 0)
         options = [*layout, "--cpus-per-worker", str(cpus), "--gpus-per-worker", str(gpus)]
+        for name, amount in resources.items():
+            if name == "memory" and amount:
+                options += ["--memory-per-worker", str(math.ceil(amount))]
+            elif name not in ("CPU", "GPU", "memory"):
+                options += ["--resource-per-worker", f"{name}={amount}"]
+        rules = self.label_rules()
+        if rules is not None:
+            options += ["--labels", rules]
         if self.wait_for_room_s is not None:
             options += ["--wait-for-room", seconds(self.wait_for_room_s)]
         return options
+
+
+def _rule(key: object, value: object) -> str:
+    """A rule about a label, as `wingbeat train` takes it."""
+    if not isinstance(key, str) or not isinstance(value, str):
+        raise ValueError(f"label_selector: {key!r} and {value!r} must be text")
+    no = "not " if value.startswith("!") else ""
+    text = value.removeprefix("!").strip()
+    rule = f"{key} {no}{text}" if text.startswith("in(") else f"{key}{'!=' if no else '='}{text}"
+    if not re.fullmatch(r"[\w./:-]+( (not )?in\([\w./:-]+(, *[\w./:-]+)*\)|!?=[\w./:-]+)", rule):
+        raise ValueError(f'label_selector: {{{key!r}: {value!r}}} must be a value, "!value", "in(a, b)" or "!in(a, b)"')
+    return rule.replace("in(", "in (")
 
 
 @dataclass
@@ -141,9 +185,9 @@ class CheckpointConfig:
     """Which checkpoints are kept.
 
     Attributes:
-        num_to_keep: How many of the newest are kept; None for all.
-        checkpoint_score_attribute: A metric. The best checkpoint by it is also kept. Ray Train would keep the
-            `num_to_keep` best; Wingbeat keeps the best one, and the `num_to_keep` newest.
+        num_to_keep: How many of the newest are kept, or of the best if there is a `checkpoint_score_attribute`; None for
+            all. The newest is kept in any case: a run that is started again goes on from it.
+        checkpoint_score_attribute: A metric, by which checkpoints are better or worse.
         checkpoint_score_order: "max" if more is better, or "min".
 
     Raises:
@@ -161,17 +205,14 @@ class CheckpointConfig:
         if self.checkpoint_score_order not in ("max", "min"):
             raise ValueError(f'checkpoint_score_order must be "max" or "min", not {self.checkpoint_score_order!r}')
 
-    @property
-    def differs(self) -> bool:
-        """Whether Ray Train would keep others."""
-        return self.checkpoint_score_attribute is not None and (self.num_to_keep or 1) > 1
-
     def options(self) -> list[str]:
         """The options of `wingbeat train` that say this."""
-        options = ["--keep", str(self.num_to_keep or _UNLIMITED)]
-        if self.checkpoint_score_attribute is not None:
-            options += ["--keep-best", f"{self.checkpoint_score_attribute}:{self.checkpoint_score_order}"]
-        return options
+        if self.checkpoint_score_attribute is None:
+            return ["--keep", str(self.num_to_keep or _UNLIMITED)]
+        best = ["--keep-best", f"{self.checkpoint_score_attribute}:{self.checkpoint_score_order}"]
+        if self.num_to_keep is None:
+            return ["--keep", str(_UNLIMITED), *best]
+        return ["--keep", "1", *best, "--keep-best-count", str(self.num_to_keep)]
 
 
 @dataclass

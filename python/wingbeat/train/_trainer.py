@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -93,13 +92,6 @@ class TorchTrainer:
         self.datasets = dict(datasets or {})
         self.configure(train_loop_config, scaling_config or ScalingConfig())
         self.run_config = run_config or RunConfig()
-        checkpoints = self.run_config.checkpoint_config
-        if checkpoints is not None and checkpoints.differs:
-            warnings.warn(
-                f"the best checkpoint by {checkpoints.checkpoint_score_attribute!r} is kept, and the "
-                f"{checkpoints.num_to_keep} newest; Ray Train would keep the {checkpoints.num_to_keep} best",
-                stacklevel=2,
-            )
 
     def configure(self, train_loop_config: dict[str, Any] | None, scaling_config: ScalingConfig) -> None:
         """Sets what the loop gets, and how many ranks there are.

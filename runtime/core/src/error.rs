@@ -363,7 +363,8 @@ pub struct ApplicationError {
     pub type_name: String,
     /// Its text, for people.
     pub message: String,
-    /// Its encoded value.
+    /// Its encoded value: see [`Error::application`].
+    #[doc(hidden)]
     pub payload: Payload,
 }
 
@@ -417,6 +418,25 @@ impl Error {
         }
     }
 
+    /// For what a task has failed with after several attempts: says how many.
+    #[must_use]
+    pub fn after_attempts(mut self, name: &str, attempts: u32) -> Error {
+        let task = match &mut self {
+            Error::Application { task, .. }
+            | Error::Panicked { task, .. }
+            | Error::WorkerCrashed { task, .. }
+            | Error::OutOfMemory { task, .. }
+            | Error::NodeDied { what: task, .. }
+            | Error::ContactLost { what: task, .. } => task,
+            _ => return self,
+        };
+        // What has failed may be another task, whose error this one has passed on.
+        if attempts > 1 && task == name {
+            task.push_str(&format!(" (tried {attempts} times)"));
+        }
+        self
+    }
+
     /// Whether another attempt may succeed although nothing in the program changes: the machine failed
     /// and not the code.
     pub fn is_system_failure(&self) -> bool {
@@ -467,6 +487,18 @@ const ENFILE: i32 = 23;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_of_several_attempts_says_how_many_there_were() {
+        let lost = |attempts| {
+            let error = Error::NodeDied { what: "fetch".into(), node: NodeId(7), why: "a test".into() };
+            error.after_attempts("fetch", attempts).to_string()
+        };
+        assert!(lost(4).starts_with("fetch (tried 4 times) was lost"), "{}", lost(4));
+        assert!(lost(1).starts_with("fetch was lost"), "{}", lost(1));
+        let of_another = Error::ContactLost { what: "parse".into(), who: "somebody".into(), why: "a test".into() };
+        assert!(!of_another.after_attempts("fetch", 4).to_string().contains("tried"));
+    }
 
     #[test]
     fn running_out_of_descriptors_may_pass() {

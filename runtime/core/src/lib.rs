@@ -3,6 +3,7 @@
 //! Nothing in here does IO, reads a clock or starts a thread.
 
 pub mod buffer;
+mod byte_size;
 mod checked;
 pub mod codec;
 pub mod error;
@@ -21,6 +22,7 @@ pub mod spec;
 pub mod value;
 
 pub use buffer::Buffer;
+pub use byte_size::{ByteSize, InvalidByteSize};
 pub use error::{Error, Result};
 pub use ids::*;
 pub use kind::ErrorKind;

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
@@ -88,6 +89,7 @@ impl Listener {
                 stream = self.incoming.next() => match stream {
                     Ok((stream, from)) => {
                         let (token, welcome, accepted) = (token.clone(), welcome(), accepted.clone());
+                        let peer = handshake::peer_of(&stream);
                         admission.admit(from, async move {
                             let limit = match from {
                                 Source::Local => limits().dial,
@@ -102,8 +104,8 @@ impl Listener {
                                     tracing::debug!(%error, "somebody left before the introduction");
                                     None
                                 }
-                                Ok(Err(error)) => Some(error.to_string()),
-                                Err(_) => Some(format!("it did not introduce itself within {limit:?}")),
+                                Ok(Err(error)) => Some(format!("{peer}: {error}")),
+                                Err(_) => Some(format!("{peer}: it did not introduce itself within {limit:?}")),
                             }
                         });
                         None
@@ -300,6 +302,7 @@ fn shown(address: &Address) -> String {
 /// As [`dial`].
 pub async fn dial_text(text: &str, what: &str, token: &Token, hello: Hello) -> Result<(Stream, Welcome), Error> {
     let unreachable = |why: String| Error::Unreachable { what: what.into(), address: text.into(), why };
+    let is_connected = AtomicBool::new(false);
     let attempt = || async {
         let stream = system::connect(text).await.map_err(|error| {
             let hint = match error.kind() {
@@ -310,12 +313,20 @@ pub async fn dial_text(text: &str, what: &str, token: &Token, hello: Hello) -> R
             let told = unreachable(format!("{error}{hint}"));
             if is_passing(&error) { Attempt::Again(told) } else { Attempt::Failed(told) }
         })?;
+        is_connected.store(true, Ordering::Relaxed);
         handshake::introduce(stream, token, hello.clone(), what).await.map_err(|failed| match failed {
             Failed::ForGood(error) => Attempt::Failed(error),
             Failed::ForNow(error) => Attempt::Again(error),
         })
     };
-    attempts(attempt, &unreachable).await
+    // A head speaks first, and most servers wait for what a client says.
+    let silent = |why| match is_connected.load(Ordering::Relaxed) {
+        true => unreachable(format!(
+            "{why} from what listens there: probably another program's server, and not {what}; is the port right?"
+        )),
+        false => unreachable(format!("{why}: the machine is away, or a firewall drops what is sent to this port")),
+    };
+    attempts(attempt, silent).await
 }
 
 /// This machine's address on the interface that leads to `peer`.

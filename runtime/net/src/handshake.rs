@@ -466,7 +466,7 @@ pub(crate) async fn introduce(
 }
 
 /// Who is on the other side, for people.
-fn peer_of(stream: &Stream) -> String {
+pub(crate) fn peer_of(stream: &Stream) -> String {
     match stream {
         Stream::Tcp(tcp) => tcp.peer_addr().map_or_else(|error| error.to_string(), |peer| peer.to_string()),
         Stream::Unix(_) => "a socket of this machine".into(),

@@ -93,7 +93,7 @@ pub async fn dial_head(text: &str, what: &str, token: &Token, hello: Hello) -> R
                 address: text.into(),
                 why: "no address is given; an address is host:port".into(),
             };
-            return Err(most_telling(errors).unwrap_or_else(nobody));
+            return Err(together(text, what, errors).unwrap_or_else(nobody));
         }
         tokio::time::sleep(STAGGER).await;
     }
@@ -131,11 +131,20 @@ async fn dial_one_of(
     Err(Missed { error: only_a_standby(what, one, standby), is_standby: true })
 }
 
-/// Of several errors the one that says most: somebody who answers has said why not.
-fn most_telling(errors: Vec<Missed>) -> Option<Error> {
-    let says_why = |missed: &Missed| missed.is_standby || matches!(missed.error, Error::Refused { .. });
-    let at = errors.iter().position(says_why).unwrap_or(0);
-    errors.into_iter().nth(at).map(|missed| missed.error)
+/// What was tried, and why it was not the head: of several addresses, each with its reason. Somebody who refuses has said so on purpose.
+fn together(list: &str, what: &str, errors: Vec<Missed>) -> Option<Error> {
+    if errors.len() < 2 {
+        return errors.into_iter().next().map(|missed| missed.error);
+    }
+    let is_refused = errors.iter().any(|missed| matches!(missed.error, Error::Refused { .. }));
+    let each = in_list(list).zip(errors).map(|(one, missed)| match missed.error {
+        Error::Unreachable { why, .. } => format!("{one}: {why}"),
+        Error::Refused { why, .. } => format!("{one} refused: {why}"),
+        other => format!("{one}: {other}"),
+    });
+    let why = each.collect::<Vec<_>>().join("; ");
+    let (who, address) = (what.to_owned(), list.to_owned());
+    Some(if is_refused { Error::Refused { who, why } } else { Error::Unreachable { what: who, address, why } })
 }
 
 /// Where a head would be that is reached at one of these addresses, but for those that were reached already.
@@ -158,6 +167,19 @@ pub async fn others(text: &str, reached: &Welcome, at: Option<SocketAddr>) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_about_several_addresses_names_each() {
+        let missed = |error| Missed { error, is_standby: false };
+        let silent =
+            |at: &str| Error::Unreachable { what: "the head".into(), address: at.into(), why: "no answer".into() };
+        let said = |errors| together("a:1, b:2", "the head", errors).map(|error| error.to_string());
+        let text = said(vec![missed(silent("a:1")), missed(silent("b:2"))]);
+        assert_eq!(text.as_deref(), Some("cannot reach the head at a:1, b:2: a:1: no answer; b:2: no answer"));
+        let refused = Error::Refused { who: "the head".into(), why: "another token".into() };
+        let text = said(vec![missed(silent("a:1")), missed(refused)]);
+        assert_eq!(text.as_deref(), Some("refused by the head: a:1: no answer; b:2 refused: another token"));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_next_is_tried_when_one_fails_or_is_silent_and_the_first_that_succeeds_counts() {

@@ -118,9 +118,9 @@ async fn lane(program: Program, driver: u64, mut chance: Chance, over: Arc<Atomi
 /// Waits until everything that programs made is free.
 async fn settle(session: &Session) -> Result<()> {
     let begun = Instant::now();
-    while session.process().live_objects() > KEPT {
+    while session.runtime().process().live_objects() > KEPT {
         if begun.elapsed() > SETTLE {
-            bail!("{} objects are still there", session.process().live_objects());
+            bail!("{} objects are still there", session.runtime().process().live_objects());
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -68,7 +68,7 @@ impl Tally<'_> {
 /// # Errors
 /// A wrong result, an error where none is allowed, or objects that are not freed.
 pub async fn run(session: &Session, cell: Cell, roots: &[u32]) -> Result<()> {
-    let before = session.process().live_objects();
+    let before = session.runtime().process().live_objects();
     let kill_at = match cell.fault {
         Fault::None => None,
         // Of one result, nothing is left after it; then the process is killed while that is made.
@@ -91,9 +91,12 @@ pub async fn run(session: &Session, cell: Cell, roots: &[u32]) -> Result<()> {
         bail!("{cell}: {error} ({} of {} failed)", tally.failed.len(), tally.noted);
     }
     let begun = Instant::now();
-    while session.process().live_objects() > before {
+    while session.runtime().process().live_objects() > before {
         if begun.elapsed() > SETTLE {
-            bail!("{cell}: {} objects are still there; {before} were before", session.process().live_objects());
+            bail!(
+                "{cell}: {} objects are still there; {before} were before",
+                session.runtime().process().live_objects()
+            );
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -10,7 +10,7 @@ use wingbeat::Session;
 /// Ends the cluster when dropped.
 pub(crate) struct Local {
     pub(crate) session: Session,
-    _entered: wingbeat::Entered,
+    _entered: wingbeat::SessionGuard,
 }
 
 impl Local {

@@ -79,7 +79,7 @@ impl World {
         let Some(driver) = &self.driver else { return };
         let begun = Instant::now();
         loop {
-            let state = block_on(driver.session.cluster_state()).unwrap();
+            let state = block_on(driver.session.runtime().cluster_state()).unwrap();
             if state.nodes.iter().all(|node| node.leases == 0 && node.available == node.info.resources) {
                 return;
             }
@@ -733,7 +733,7 @@ pub(crate) fn tools(world: &mut World) {
     drop((made, entered));
     // Its values are deleted though it has said nothing of them.
     wait_for("what a driver stored outlives it", || {
-        let state = block_on(session.cluster_state()).unwrap();
+        let state = block_on(session.runtime().cluster_state()).unwrap();
         state.jobs.len() <= 1
     });
     never.cancel();

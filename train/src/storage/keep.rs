@@ -5,21 +5,54 @@ use serde::{Deserialize, Serialize};
 use super::Checkpoint;
 
 /// Which checkpoints are kept.
+///
+/// ```
+/// use wingbeat_train::{Best, BestOrder, Keep};
+/// let keep = Keep::newest(1).best(Best::of("loss", BestOrder::Min).count(3));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Keep {
     /// The newest of them, at least one.
     pub newest: usize,
-    /// And the best one by this metric.
+    /// And the best by this metric.
     pub best: Option<Best>,
 }
 
 /// What makes a checkpoint the best.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Best {
     /// The metric.
     pub metric: String,
-    /// Whether more is better.
-    pub more: bool,
+    /// Which values are better.
+    pub order: BestOrder,
+    /// How many of the best are kept, at least one.
+    pub count: usize,
+}
+
+/// Which values of a metric are better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BestOrder {
+    /// The largest, as of an accuracy.
+    #[default]
+    Max,
+    /// The smallest, as of a loss.
+    Min,
+}
+
+impl Best {
+    /// The one best by this metric.
+    pub fn of(metric: &str, order: BestOrder) -> Best {
+        Best { metric: metric.to_owned(), order, count: 1 }
+    }
+
+    /// So many of the best.
+    #[must_use]
+    pub fn count(mut self, count: usize) -> Best {
+        self.count = count;
+        self
+    }
 }
 
 impl Default for Keep {
@@ -29,21 +62,41 @@ impl Default for Keep {
 }
 
 impl Keep {
+    /// So many of the newest, at least one.
+    pub fn newest(count: usize) -> Keep {
+        Keep { newest: count, best: None }
+    }
+
+    /// And the best by a metric.
+    #[must_use]
+    pub fn best(mut self, best: Best) -> Keep {
+        self.best = Some(best);
+        self
+    }
+
     /// The best of these; none if no metric was named, or none has it.
-    pub(crate) fn best<'a>(&self, checkpoints: &'a [Checkpoint]) -> Option<&'a Checkpoint> {
-        let Best { metric, more } = self.best.as_ref()?;
-        let value = |checkpoint: &&Checkpoint| {
+    pub(crate) fn best_of<'a>(&self, checkpoints: &'a [Checkpoint]) -> Option<&'a Checkpoint> {
+        self.ranked(checkpoints).into_iter().next()
+    }
+
+    /// Those that have the metric, the best first; of equal ones the newest.
+    fn ranked<'a>(&self, checkpoints: &'a [Checkpoint]) -> Vec<&'a Checkpoint> {
+        let Some(Best { metric, order, .. }) = self.best.as_ref() else { return Vec::new() };
+        let value = |checkpoint: &Checkpoint| {
             let value = checkpoint.metrics.get(metric).copied().filter(|value| !value.is_nan())?;
-            Some(if *more { value } else { -value })
+            Some(if *order == BestOrder::Max { value } else { -value })
         };
-        let of = checkpoints.iter().filter(|checkpoint| value(checkpoint).is_some());
-        of.max_by(|a, b| value(a).unwrap_or(f64::MIN).total_cmp(&value(b).unwrap_or(f64::MIN)))
+        let mut ranked: Vec<(f64, &Checkpoint)> =
+            checkpoints.iter().rev().filter_map(|checkpoint| Some((value(checkpoint)?, checkpoint))).collect();
+        ranked.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+        ranked.into_iter().map(|(_, checkpoint)| checkpoint).collect()
     }
 
     /// Those that are not kept, of all, in the order of their numbers.
     pub(super) fn outdated<'a>(&self, checkpoints: &'a [Checkpoint]) -> Vec<&'a Checkpoint> {
-        let best = self.best(checkpoints).map(|best| best.number);
+        let count = self.best.as_ref().map_or(0, |best| best.count.max(1));
+        let best: Vec<u64> = self.ranked(checkpoints).iter().take(count).map(|best| best.number).collect();
         let old = checkpoints.len().saturating_sub(self.newest.max(1));
-        checkpoints[..old].iter().filter(|checkpoint| Some(checkpoint.number) != best).collect()
+        checkpoints[..old].iter().filter(|checkpoint| !best.contains(&checkpoint.number)).collect()
     }
 }

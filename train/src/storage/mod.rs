@@ -29,7 +29,7 @@ mod place;
 mod probe;
 
 pub(crate) use claim::Claim;
-pub use keep::{Best, Keep};
+pub use keep::{Best, BestOrder, Keep};
 pub(crate) use listing::Listing;
 pub(crate) use place::Place;
 
@@ -49,6 +49,7 @@ const SETTINGS: [&str; 3] = ["aws_", "google_", "azure_"];
 
 /// A complete checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Checkpoint {
     /// Checkpoints of a run are numbered in the order in which they were reported.
     pub number: u64,

@@ -15,9 +15,13 @@ fn the_newest_and_the_best_are_kept() {
     let numbers = |keep: Keep| keep.outdated(&all).iter().map(|old| old.number).collect::<Vec<_>>();
     assert_eq!(numbers(Keep { newest: 2, best: None }), [1, 2]);
     assert_eq!(numbers(Keep { newest: 0, best: None }), [1, 2, 3], "one is always kept");
-    let best = |more| Some(Best { metric: "loss".into(), more });
-    assert_eq!(numbers(Keep { newest: 1, best: best(false) }), [1, 3]);
-    assert_eq!(numbers(Keep { newest: 1, best: best(true) }), [1, 2, 3]);
+    let best = |order| Best::of("loss", order);
+    assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Min)) }), [1, 3]);
+    assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Max)) }), [1, 2, 3]);
+    assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Min).count(2)) }), [3]);
+    let same = [checkpoint(1, 0.1), checkpoint(2, 0.1), checkpoint(3, 0.7)];
+    let keep = Keep { newest: 1, best: Some(best(BestOrder::Min)) };
+    assert_eq!(keep.outdated(&same).iter().map(|old| old.number).collect::<Vec<_>>(), [1], "of equal ones the newest");
 }
 
 #[tokio::test]

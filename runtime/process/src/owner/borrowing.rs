@@ -14,7 +14,9 @@
 //! `Received` (the refs in a result), `ItemReceived` (those in an item of a stream) and the release of an object (the refs in its
 //! value). A confirmation leaves when, for each of the refs that it concerns and that this process still holds, the registration was acknowledged or the
 //! owner is gone. It waits for nothing else: one owner that stands still delays only messages about its own objects.
-//! Where the owner is also the receiver, order on the link does the same without waiting.
+//! Where the owner is also the receiver, order on the link does the same without waiting. A ref that is held no more is still waited for if its value was known
+//! before its registration was acknowledged, as from a steward, and refers to objects of the same owner: nobody else may keep them until
+//! their own registrations have arrived, behind it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,6 +81,8 @@ struct Waiting<M> {
     /// Registrations that are not acknowledged.
     missing: usize,
     what: Ready<M>,
+    /// Of a release: whether the value refers to other objects of its owner.
+    is_nested: bool,
 }
 
 /// A message that need not wait (any more).
@@ -206,7 +210,7 @@ impl<M> Borrowing<M> {
         };
         for what in ready {
             state.awaited.entry(state.sent).or_default().push(self.next_waiting);
-            self.waiting.insert(self.next_waiting, Waiting { missing: 1, what });
+            self.waiting.insert(self.next_waiting, Waiting { missing: 1, what, is_nested: false });
             self.next_waiting += 1;
         }
         Vec::new()
@@ -234,23 +238,29 @@ impl<M> Borrowing<M> {
         contained: impl IntoIterator<Item = &'a ObjectId>,
         ready: &mut Vec<Ready<M>>,
     ) {
+        let mut is_nested = false;
+        let contained = contained.into_iter().inspect(|inner| is_nested |= inner.owner() == id.owner());
         if let Some(waiting) = self.releasing.get(&id).copied() {
             // An earlier life of it here waits: both end with one message, when both may.
             let missing = self.await_all(id.owner(), contained, waiting);
             if let Some(waiting) = self.waiting.get_mut(&waiting) {
                 waiting.missing += missing;
                 waiting.what = Ready::Release(id, number);
+                waiting.is_nested |= is_nested;
             }
             return;
         }
         match self.wait_for(id.owner(), contained, Ready::Release(id, number)) {
             Ok(release) => {
-                let met = self.released(id, number);
+                let met = self.released(id, number, is_nested);
                 ready.push(release);
                 self.met(met, ready);
             }
-            Err(waiting) => {
-                self.releasing.insert(id, waiting);
+            Err(number) => {
+                self.releasing.insert(id, number);
+                if let Some(waiting) = self.waiting.get_mut(&number) {
+                    waiting.is_nested = is_nested;
+                }
             }
         }
     }
@@ -279,7 +289,7 @@ impl<M> Borrowing<M> {
             return Ok(what);
         }
         self.next_waiting += 1;
-        self.waiting.insert(number, Waiting { missing, what });
+        self.waiting.insert(number, Waiting { missing, what, is_nested: false });
         Err(number)
     }
 
@@ -326,22 +336,30 @@ impl<M> Borrowing<M> {
                 if self.releasing.get(&id) == Some(&number) {
                     self.releasing.remove(&id);
                 }
-                numbers.extend(self.released(id, released));
+                numbers.extend(self.released(id, released, waiting.is_nested));
             }
             ready.push(waiting.what);
         }
     }
 
-    /// The release of `id` is about to be sent. Whoever waited for this registration waits for nothing: this process
-    /// relies on it no more.
-    fn released(&mut self, id: ObjectId, number: Registration) -> Vec<u64> {
-        let lost = self.unsettled.get_mut(&id.owner()).and_then(|lost| lost.held.remove(&id));
-        let mut met = lost.unwrap_or_default();
+    /// The release of `id` is about to be sent. Whoever waited for this registration waits for nothing, since this process
+    /// relies on it no more; or for all that was registered since, if it may rely on what the value refers to.
+    fn released(&mut self, id: ObjectId, number: Registration, is_nested: bool) -> Vec<u64> {
+        let mut met = Vec::new();
+        if let Some(lost) = self.unsettled.get_mut(&id.owner())
+            && !is_nested
+        {
+            met = lost.held.remove(&id).unwrap_or_default();
+        }
         let Some(owner) = self.owners.get_mut(&id.owner()) else { return met };
         if owner.held.get(&id) == Some(&number) {
             owner.held.remove(&id);
         }
-        met.extend(owner.awaited.remove(&number).unwrap_or_default());
+        let waiting = owner.awaited.remove(&number).unwrap_or_default();
+        match is_nested && owner.acknowledged < owner.sent && !waiting.is_empty() {
+            true => owner.awaited.entry(owner.sent).or_default().extend(waiting),
+            false => met.extend(waiting),
+        }
         self.prune(id.owner());
         met
     }

@@ -871,3 +871,30 @@ fn many_nested_objects_are_released_without_deep_recursion() {
     assert_eq!(ready.len(), objects.len());
     assert!(borrowing.is_idle() && borrowing.owners.is_empty());
 }
+
+#[test]
+fn what_waited_for_a_ref_that_is_held_no_more_waits_for_the_refs_in_its_value() {
+    let (outer, middle, inner) = (object(1, 1), object(2, 1), object(2, 2));
+    let mut borrowing = Borrowing::<Message>::default();
+    let mut ready = Vec::new();
+    let mut registered = |borrowing: &mut Borrowing<Message>, id: ObjectId| {
+        let number = borrowing.register(id);
+        borrowing.take_unsent();
+        borrowing.ask(id.owner());
+        number
+    };
+    let first = registered(&mut borrowing, outer);
+    borrowing.acknowledged(process(1), first, &mut ready);
+    let second = registered(&mut borrowing, middle);
+    // Its value came before that was acknowledged: from a steward, which was asked first.
+    let third = registered(&mut borrowing, inner);
+    borrowing.release(outer, first, &[middle], &mut ready);
+    assert_eq!(ready, []);
+    borrowing.release(middle, second, &[inner], &mut ready);
+    assert_eq!(ready, [Ready::Release(middle, second)], "it is behind the others on its link");
+    ready.clear();
+    borrowing.acknowledged(process(2), second, &mut ready);
+    assert_eq!(ready, [], "the value of the outer one may be all that keeps the inner one");
+    borrowing.acknowledged(process(2), third, &mut ready);
+    assert_eq!(ready, [Ready::Release(outer, first)]);
+}

@@ -193,6 +193,10 @@ struct Arrived {
 
 impl Arrived {
     fn add(&mut self, settled: Settled, task: TaskId, outcome: Outcome) {
+        let outcome = match (&settled, outcome) {
+            (Settled::Done(task), Outcome::Failed(error)) => Outcome::Failed(Box::new(task.gives_up(*error))),
+            (_, outcome) => outcome,
+        };
         match settled {
             Settled::Done(task) if has_stored(&outcome) || argument_lost(&task, &outcome) => {
                 self.stored_or_lost.push((task, outcome));

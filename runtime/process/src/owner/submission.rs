@@ -377,6 +377,7 @@ impl Owner {
                     self.argument_lost(task, argument, "the nodes that had a copy of it have died");
                 }
                 dispatch::Action::Fail { task, error } => {
+                    let error = task.gives_up(error);
                     self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)), None);
                 }
             }

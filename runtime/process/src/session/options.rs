@@ -9,7 +9,7 @@ use wingbeat_core::labels::Selector;
 use wingbeat_core::names;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::{Shape, Strategy};
-use wingbeat_core::{Amount, ResourceSet};
+use wingbeat_core::{Amount, ByteSize, ResourceSet};
 
 pub use crate::owner::retrying::{Declared, Predicate, RetryOn, UNLIMITED};
 use crate::session::registry::Defaults;
@@ -26,7 +26,7 @@ pub struct PlaceOptions {
     /// GPUs: a fraction of one, or whole ones.
     pub num_gpus: Option<f64>,
     /// Memory of one GPU, such as `8GiB`, instead of a number of GPUs.
-    pub gpu_memory: Option<String>,
+    pub gpu_memory: Option<ByteSize>,
     /// Bytes of memory.
     pub memory: Option<u64>,
     /// Custom resources.
@@ -102,18 +102,34 @@ impl PlaceOptions {
         *self == PlaceOptions::default()
     }
 
+    /// These, and what the attribute says where they say nothing.
+    fn over(&self, defaults: &Defaults) -> PlaceOptions {
+        let mut all = self.clone();
+        if all.num_gpus.is_none() && all.gpu_memory.is_none() {
+            (all.num_gpus, all.gpu_memory) = (defaults.num_gpus, defaults.gpu_memory.map(ByteSize::from));
+        }
+        all.memory = all.memory.or(defaults.memory);
+        for (name, amount) in defaults.resources {
+            all.resources.entry((*name).to_owned()).or_insert(*amount);
+        }
+        if all.labels.is_empty() {
+            all.labels = defaults.labels.iter().map(|rules| (*rules).to_owned()).collect();
+        }
+        all
+    }
+
     /// The shape of something that holds these and so many CPUs.
     ///
     /// # Errors
     /// [`Error::InvalidOption`].
-    pub fn shape(&self, what: &str, cpus: Option<f64>, gpus: Option<f64>) -> Result<Shape, Error> {
+    pub fn shape(&self, what: &str, cpus: Option<f64>) -> Result<Shape, Error> {
         let invalid =
             |option: &str, why: String| Error::InvalidOption { what: what.to_owned(), option: option.to_owned(), why };
         let mut set = ResourceSet::new();
         if let Some(cpus) = cpus {
             set.set(CPU, amount(what, "num_cpus", cpus)?);
         }
-        if let Some(gpus) = self.num_gpus.or(gpus) {
+        if let Some(gpus) = self.num_gpus {
             set.set(GPU, amount(what, "num_gpus", gpus)?);
         }
         if let Some(memory) = self.memory {
@@ -128,13 +144,7 @@ impl PlaceOptions {
         }
         set.check().map_err(|error| invalid("num_gpus", error.to_string()))?;
         names::check_resources(&set).map_err(|why| invalid("resource", why))?;
-        let gpu_memory = match &self.gpu_memory {
-            None => 0,
-            Some(text) => text
-                .parse::<bytesize::ByteSize>()
-                .map_err(|_| invalid("gpu_memory", format!("`{text}` is not a size; write 512MiB or 8GiB")))?
-                .as_u64(),
-        };
+        let gpu_memory = self.gpu_memory.map_or(0, ByteSize::bytes);
         let labels = self.labels.iter().map(|text| text.parse::<Selector>());
         let labels = labels.collect::<Result<Vec<_>, _>>().map_err(|error| invalid("labels", error.to_string()))?;
         names::check_selectors(&labels).map_err(|why| invalid("labels", why))?;
@@ -166,12 +176,11 @@ impl TaskOptions {
     /// [`Error::InvalidOption`].
     pub fn shape(&self, what: &str, defaults: &Defaults) -> Result<Shape, Error> {
         self.check_name(what)?;
-        let is_plain = self.num_cpus.is_none() && defaults.num_cpus.is_none() && defaults.num_gpus.is_none();
-        if is_plain && self.place.is_plain() {
+        if self.num_cpus.is_none() && self.place.is_plain() && defaults.hold_nothing() {
             return Ok(Shape::of(ResourceSet::cpus(Amount::ONE)));
         }
         let cpus = self.num_cpus.or(defaults.num_cpus).unwrap_or(1.0);
-        self.place.shape(what, Some(cpus), defaults.num_gpus)
+        self.place.over(defaults).shape(what, Some(cpus))
     }
 }
 
@@ -185,7 +194,7 @@ impl ActorOptions {
         check_name(what, "namespace", self.namespace.as_deref())?;
         self.groups.keys().try_for_each(|group| check_name(what, "concurrency_group", Some(group)))?;
         let cpus = self.num_cpus.or(defaults.num_cpus);
-        let mut placement = self.place.shape(what, cpus, defaults.num_gpus)?;
+        let mut placement = self.place.over(defaults).shape(what, cpus)?;
         let holds = placement.resources.clone();
         if cpus.is_none() {
             placement.resources.set(CPU, Amount::ONE);

@@ -75,6 +75,14 @@ pub struct Defaults {
     pub num_cpus: Option<f64>,
     /// GPUs.
     pub num_gpus: Option<f64>,
+    /// Bytes of one GPU's memory, instead of GPUs.
+    pub gpu_memory: Option<u64>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Custom resources.
+    pub resources: &'static [(&'static str, f64)],
+    /// Rules about labels; the first that a node with room meets.
+    pub labels: &'static [&'static str],
     /// Attempts after the first that a system failure may cost.
     pub max_retries: Option<u32>,
     /// Attempts that are ended because memory is short, and that are made again.
@@ -96,10 +104,25 @@ pub struct Defaults {
 }
 
 impl Defaults {
+    /// Whether they say nothing of what is held, and where.
+    pub(crate) fn hold_nothing(&self) -> bool {
+        let Defaults { num_cpus, num_gpus, gpu_memory, memory, resources, labels, .. } = self;
+        num_cpus.is_none()
+            && num_gpus.is_none()
+            && gpu_memory.is_none()
+            && memory.is_none()
+            && resources.is_empty()
+            && labels.is_empty()
+    }
+
     /// Nothing set.
     pub const NONE: Defaults = Defaults {
         num_cpus: None,
         num_gpus: None,
+        gpu_memory: None,
+        memory: None,
+        resources: &[],
+        labels: &[],
         max_retries: None,
         max_memory_retries: None,
         retry_on: RetryOn::Nothing,

@@ -87,7 +87,7 @@ impl Sample {
             worker_processes: usage::worker_processes(&roots).len(),
             zombies: usage::zombies(&roots),
             files: usage::files(cluster.folder()),
-            objects: session.process().live_objects(),
+            objects: session.runtime().process().live_objects(),
         })
     }
 

@@ -38,6 +38,11 @@ impl Task {
         self.retries == 0 && self.spec.attempt == 0
     }
 
+    /// It has failed with this, and is not tried again: the error says how often it was.
+    pub(crate) fn gives_up(&self, error: Error) -> Error {
+        error.after_attempts(&self.name, self.spec.attempt.saturating_add(1))
+    }
+
     /// It is tried again after this.
     pub(super) fn costs(&mut self, after: After) {
         if after != After::Nothing {

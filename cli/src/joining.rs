@@ -1,0 +1,42 @@
+//! How a run joins its cluster: the options that `train`, `torchrun` and `doctor` share.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use wingbeat_worker::{join, token};
+
+use crate::context::NAMESPACE_VARIABLE;
+
+#[derive(Args)]
+pub(crate) struct Joining {
+    /// The head of a cluster, as host:port, or several places where it may be; else a cluster on this machine, for this command alone.
+    #[arg(long, env = join::ADDRESS_VARIABLE)]
+    pub address: Option<String>,
+    /// File with the cluster's token; else as for `wingbeat head`.
+    #[arg(long)]
+    token_file: Option<PathBuf>,
+    /// The namespace of the job, to which quotas apply; a new one if nothing is said.
+    #[arg(long, env = NAMESPACE_VARIABLE)]
+    namespace: Option<String>,
+    /// Whose work is placed first: that of the job with the larger number.
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+    priority: i32,
+}
+
+impl Joining {
+    /// How to join, at the address if there is one.
+    pub(crate) fn init(&self) -> Result<wingbeat::Init> {
+        let mut init = wingbeat::init().priority(self.priority);
+        if let Some(address) = &self.address {
+            init = init.address(address);
+        }
+        if let Some(namespace) = self.namespace.as_ref().filter(|namespace| !namespace.is_empty()) {
+            init = init.namespace(namespace);
+        }
+        if let Some(token) = token::given(self.token_file.as_deref())? {
+            init = init.token(token.reveal());
+        }
+        Ok(init)
+    }
+}

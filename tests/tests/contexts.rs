@@ -1,0 +1,80 @@
+//! Which cluster the command talks to, and what it shows again and again.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use wingbeat_tests::{TestCluster, binary};
+
+/// Nobody listens there.
+const NOWHERE: &str = "127.0.0.1:9";
+
+/// The command with a configuration of its own, and nothing else that names a cluster.
+fn command(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(binary().unwrap());
+    command.args(args).env("XDG_CONFIG_HOME", folder);
+    for name in ["WINGBEAT_ADDRESS", "WINGBEAT_TOKEN", "WINGBEAT_TOKEN_FILE", "WINGBEAT_CONTEXT", "WINGBEAT_NAMESPACE"]
+    {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn configured(cluster: &TestCluster) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("wingbeat");
+    std::fs::create_dir(&own).unwrap();
+    let token = own.join("lab-token");
+    std::fs::write(&token, cluster.token().unwrap()).unwrap();
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let text = format!(
+        "[context.lab]\naddress = \"{}\"\ntoken_file = \"lab-token\"\n\n[context.away]\naddress = \"{NOWHERE}\"\n",
+        cluster.address()
+    );
+    std::fs::write(own.join("config.toml"), text).unwrap();
+    folder
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn a_cluster_is_named_by_option_variable_and_the_context_in_use_in_this_order() {
+    let cluster = TestCluster::start(1, 1).unwrap();
+    let folder = configured(&cluster);
+    let run = |args: &[&str], env: &[(&str, &str)]| {
+        let output = command(folder.path(), args).envs(env.iter().copied()).output().unwrap();
+        (output.status.code(), said(&output))
+    };
+    let is_there = |(code, text): (Option<i32>, String)| code == Some(0) && text.contains("1 node");
+    let is_away = |(code, text): (Option<i32>, String)| code == Some(1) && text.contains(NOWHERE);
+    assert!(is_there(run(&["--context", "lab", "status"], &[])));
+    assert!(is_there(run(&["status", "--context=lab"], &[("WINGBEAT_ADDRESS", NOWHERE)])), "an option goes before");
+    assert!(is_away(run(&["status", "--context=lab", "--address", NOWHERE], &[])), "and this one before that");
+    assert!(is_there(run(&["status"], &[("WINGBEAT_CONTEXT", "lab")])));
+    assert!(is_away(run(&["status"], &[("WINGBEAT_CONTEXT", "lab"), ("WINGBEAT_ADDRESS", NOWHERE)])));
+    let (code, text) = run(&["status", "--context=labb"], &[]);
+    assert!(code == Some(1) && text.contains("no context is named `labb`") && text.contains("away, lab"), "{text}");
+    assert_eq!(run(&["context", "use", "lab"], &[]), (Some(0), "lab is in use\n".into()));
+    assert!(is_there(run(&["status"], &[])));
+    assert!(is_away(run(&["status"], &[("WINGBEAT_CONTEXT", "away")])));
+    assert!(run(&["context", "list"], &[]).1.contains("*  lab"));
+}
+
+#[test]
+fn what_is_watched_is_shown_again_until_ctrl_c() {
+    let cluster = TestCluster::start(1, 1).unwrap();
+    let folder = configured(&cluster);
+    let mut command = command(folder.path(), &["--context", "lab", "list", "nodes", "--watch=0.1"]);
+    let mut watching = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let shown = lines.filter(|line| line.contains("node-")).take(3).count();
+    assert_eq!(shown, 3);
+    kill_process(Pid::from_child(&watching), Signal::INT).unwrap();
+    assert!(watching.wait().unwrap().success());
+}
