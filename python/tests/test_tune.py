@@ -573,7 +573,7 @@ def test_spaces_hold_what_they_say():
     (lambda: ASHAScheduler(grace_period=5, max_t=2), ValueError, "at most max_t"),
     (lambda: ASHAScheduler(reduction_factor=1), ValueError, "more than 1"),
     (lambda: ASHAScheduler(brackets=2), NotImplementedError, "one bracket"),
-    (lambda: tune.with_resources(print, {"tpu": 1}), NotImplementedError, "tpu"),
+    (lambda: tune.with_resources(print, {"tpu": -1}), ValueError, "tpu"),
     (lambda: tune.with_resources(print, train.ScalingConfig(num_workers=2)), NotImplementedError, "TorchTrainer"),
     (lambda: tune.run, AttributeError, r"use Tuner\(…\).fit"),
     (lambda: tune.CLIReporter, AttributeError, "a table is shown"),

@@ -34,14 +34,14 @@ def with_resources(trainable: Callable[..., Any], resources: Mapping[str, float]
 
     Args:
         trainable: The function.
-        resources: `{"cpu": 2, "gpu": 0.5}`.
+        resources: `{"cpu": 2, "gpu": 0.5}`, and other resources of nodes by their names.
 
     Returns:
         What `Tuner` takes for the function.
 
     Raises:
         ValueError: An amount makes no sense.
-        NotImplementedError: There are other resources, or several ranks.
+        NotImplementedError: There are several ranks.
     """
     if isinstance(resources, ScalingConfig):
         scaling = resources
