@@ -91,6 +91,19 @@ def test_merged_statistics_are_those_of_all_rows(table, folder, cluster, monkeyp
             assert np.allclose(found[metric], expected[metric], rtol=1e-11, atol=1e-12), metric
 
 
+def test_a_smaller_cluster_than_this_machine_reads_with_the_ranks_that_it_has(folder, own_cluster, monkeypatch):
+    from wingbeat.ml import InvalidParameter, _shards
+
+    own_cluster.worker(cpus=1)
+    for name, value in own_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_shards, "local_cpus", lambda: 4)
+    scaler = StandardScaler(inputCol="features", outputCol="scaled", localBytes=0)
+    assert close(scaler.fit(str(folder)).mean_values, ROWS.mean(0))
+    with pytest.raises(InvalidParameter, match="numWorkers is 2, and the cluster has no room .* can never be placed"):
+        scaler.setNumWorkers(2).fit(str(folder))
+
+
 def test_the_variance_of_large_numbers_keeps_its_digits():
     """Where Spark's sum of squares has none left."""
     rows = 1e9 + np.tile([[1.0], [2.0], [3.0], [4.0]], (50_000, 1))
@@ -243,6 +256,21 @@ def test_bad_input_is_named(table, tmp_path):
         scaler.fit(tmp_path)
 
 
+def test_a_row_of_several_files_is_named_with_its_file(tmp_path):
+    for name, rows in (("a", [[1.0], [2.0]]), ("b", [[1.0], [None], [3.0]])):
+        pq.write_table(pa.table({"features": rows}), tmp_path / f"{name}.parquet")
+    for estimator in (
+        StandardScaler(inputCol="features", outputCol="scaled"),
+        Pipeline(stages=[ArrayAssembler(inputCols=["features"], outputCol="both", featureSizes=[1])]),
+    ):
+        with pytest.raises(InvalidFeatures, match=r"column 'features', row 3 \(row 1 of .*b.parquet\): ") as raised:
+            model = estimator.fit(tmp_path)
+            model.transform(tmp_path)
+        assert raised.value.row == 3
+    with pytest.raises(InvalidFeatures, match="column 'features', row 1: "):
+        StandardScaler(inputCol="features", outputCol="scaled").fit(tmp_path / "b.parquet")
+
+
 def test_models_of_scalers_keep_what_is_no_number(table):
     model = StandardScaler(inputCol="features", outputCol="scaled").fit(pa.table({"features": [[0.0, 0.0], [2.0, 2.0]]}))
     rows = pa.table({"features": [[None, float("inf")], [float("nan"), 1.0]]})
@@ -260,3 +288,16 @@ def test_fit_takes_a_param_map_and_leaves_the_estimator_as_it_is(table):
     with pytest.raises(TypeError, match="params must be a param map"):
         scaler.fit(table, [{}])
     assert "outputCol: output column (default: " in scaler.explainParams()
+
+
+def test_what_is_no_table_or_has_two_columns_of_a_name_is_named(table):
+    polars = pytest.importorskip("polars")
+    model = StandardScaler(inputCol="features", outputCol="scaled").fit(table)
+    for series in (polars.Series("features", [[1.0, 2.0, 3.0]]), pd.Series([1.0])):
+        with pytest.raises(UnsupportedDataset, match=r"Series: call .to_frame\(\)"):
+            model.transform(series)
+    frame = table.to_pandas()[["features"]]
+    with pytest.raises(DatasetError, match="2 columns of the name 'features'"):
+        model.transform(pd.concat([frame, frame], axis=1))
+    with pytest.raises(DatasetError, match="2 columns of the name 'features'"):
+        model.transform(pa.Table.from_arrays([table["features"]] * 2, ["features", "features"]))

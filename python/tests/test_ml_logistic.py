@@ -28,6 +28,7 @@ from wingbeat.ml import (
     _shards,
     _threads,
 )
+from wingbeat.ml._source import open_source
 from wingbeat.ml.classification import LogisticRegression
 from wingbeat.torch import TrainingError
 
@@ -267,6 +268,11 @@ def test_files_that_cannot_be_read_are_named(table, tmp_path):
     with pytest.raises(UnreadableFile, match="there is no such file or folder"):
         LogisticRegression().fit(tmp_path / "none.parquet")
     os.remove(tmp_path / "b.parquet")
+    source = open_source(tmp_path)
+    pq.write_table(table.slice(1), tmp_path / "a.parquet")
+    with pytest.raises(UnreadableFile, match="a.parquet as Parquet: it has changed since it was looked into"):
+        source.table()
+    pq.write_table(table, tmp_path / "a.parquet")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[4:60] = bytes(56)  # the footer is whole
     (tmp_path / "a.parquet").write_bytes(data)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from wingbeat.ml import MlError, Pipeline, PipelineModel
+from wingbeat.ml import InvalidParameter, MlError, Pipeline, PipelineModel, _sklearn
 from wingbeat.ml.classification import LogisticRegression, LogisticRegressionModel
 from wingbeat.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from wingbeat.ml.feature import ArrayAssembler, MaxAbsScaler, MaxAbsScalerModel, StandardScaler, StandardScalerModel
@@ -134,6 +134,44 @@ def test_models_are_saved_in_object_stores(table):
     assert np.array_equal(StandardScalerModel.load("memory://models/scaler").mean_values, model.mean_values)
 
 
+def test_a_scaler_s_file_gives_numpy_nothing_but_numbers(table, tmp_path):
+    StandardScaler(inputCol="features", outputCol="scaled").fit(table).saveToLocal(tmp_path / "model")
+    only_spark_s(tmp_path / "model")
+    file = tmp_path / "model/StandardScalerModel.sklearn.pkl"
+
+    def text(value):
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    def array(kind, state):
+        dtype = b"cnumpy\ndtype\n" + text(kind) + b"\x89\x88\x87R" + state
+        made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+        return made + b"(K\x01K\x01\x85" + dtype + b"\x89C\x08" + b"A" * 8 + b"tb"
+
+    cleared = b"(K\x03" + text("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    for kind in ("O8", "V8", "S8"):
+        scaler = b"csklearn.preprocessing._data\nStandardScaler\n)\x81}(" + text("var_") + array(kind, cleared) + b"ub."
+        file.write_bytes(b"\x80\x04" + scaler)
+        with pytest.raises(MlError, match="and no numbers; it is not loaded"):
+            StandardScalerModel.loadFromLocal(tmp_path / "model")
+    for changed in (b"cnumpy\ndtype\n}" + text("x") + b"K\x01sb.", b"csklearn.preprocessing._data\nStandardScaler\n}b.", b"K\x01.", b""):
+        file.write_bytes(b"\x80\x04" + changed)
+        with pytest.raises(MlError):
+            StandardScalerModel.loadFromLocal(tmp_path / "model")
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_scalers_of_scikit_learn_are_read_from_any_pickle(tmp_path, protocol):
+    from sklearn.preprocessing import MaxAbsScaler, StandardScaler
+
+    rows = np.random.default_rng(0).normal(size=(50, 3))
+    standard, largest = StandardScaler().fit(rows), MaxAbsScaler().fit(rows)
+    for scaler in (standard, largest):
+        (tmp_path / type(scaler).__name__).write_bytes(pickle.dumps(scaler, protocol))
+    read = _sklearn.read_standard(tmp_path / "StandardScaler")
+    assert np.array_equal(read["mean"], standard.mean_) and np.array_equal(read["scale"], standard.scale_) and read["count"] == [50]
+    assert np.array_equal(_sklearn.read_max_abs(tmp_path / "MaxAbsScaler")["max_abs"], largest.max_abs_)
+
+
 def test_a_file_of_another_kind_is_refused_and_runs_no_code(table, tmp_path):
     with pytest.raises(FileNotFoundError):
         PipelineModel.loadFromLocal(tmp_path)
@@ -158,6 +196,55 @@ def test_a_file_of_another_kind_is_refused_and_runs_no_code(table, tmp_path):
         (tmp_path / "other/metadata.json").write_text(json.dumps({**metadata, name: value}))
         with pytest.raises(MlError, match=text):
             LogisticRegressionModel.loadFromLocal(tmp_path / "other")
+
+
+def damage(name, change):
+    """Changes a file of a saved object."""
+
+    def damaged(folder):
+        path = folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return damaged
+
+
+def without(key):
+    def change(data):
+        metadata = json.loads(data)
+        del metadata[key]
+        return json.dumps(metadata).encode()
+
+    return damage("metadata.json", change)
+
+
+@pytest.mark.parametrize(
+    "damaged, match",
+    [
+        (without("class"), "it has no 'class'"),
+        (without("uid"), "it has no 'uid'"),
+        (damage("metadata.json", lambda data: b"[]"), "no object of JSON"),
+        (damage("metadata.json", lambda data: data[:9]), "JSONDecodeError"),
+        (damage("LogisticRegressionModel.safetensors", lambda data: data[:5]), "LogisticRegressionModel.safetensors is damaged"),
+        (damage("metadata.json", lambda data: data.replace(b'"num_features": 3', b'"num_features": 4')), "2 classes of 4 features"),
+    ],
+)
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_errors_of_damaged_objects_name_the_folder(table, tmp_path, damaged, match, is_stored):
+    LogisticRegression(maxIter=1).fit(table).saveToLocal(tmp_path / "model")
+    damaged(tmp_path / "model")
+    load = LogisticRegressionModel.load if is_stored else LogisticRegressionModel.loadFromLocal
+    with pytest.raises(MlError, match=f"model cannot be loaded: .*{match}"):
+        load(str(tmp_path / "model"))
+
+
+def test_a_torch_file_with_something_else_is_named(table, tmp_path):
+    import torch
+
+    LogisticRegression(maxIter=1).fit(table).saveToLocal(tmp_path / "model")
+    only_spark_s(tmp_path / "model")
+    torch.save(torch.zeros(2), tmp_path / "model/LogisticRegressionModel.torch")
+    with pytest.raises(MlError, match="LogisticRegressionModel.torch .*no logistic regression of Spark, but a Tensor"):
+        LogisticRegressionModel.loadFromLocal(tmp_path / "model")
 
 
 def test_loading_imports_no_module_that_a_file_names(table, tmp_path, monkeypatch):
@@ -280,3 +367,18 @@ def test_models_that_pyspark_4_0_1_has_saved_predict_as_they_do_there(name, kind
     found = kind.loadFromLocal(folder / name).transform(rows)
     assert found["prediction"].to_pylist() == expected[name]["prediction"]
     assert np.allclose(np.stack(found["probability"].to_numpy()), expected[name]["probability"], atol=1e-6)
+
+
+def test_estimators_models_and_evaluators_can_be_pickled(table):
+    pipeline = Pipeline(stages=stages())
+    validator = CrossValidator(
+        estimator=pipeline, evaluator=MulticlassClassificationEvaluator(), estimatorParamMaps=[{pipeline.getStages()[-1].maxIter: 2}]
+    )
+    model = validator.fit(table)
+    for one in (validator, pipeline, model, RegressionEvaluator(metricName="mse"), *pipeline.getStages(), *model.bestModel.stages):
+        copy = pickle.loads(pickle.dumps(one))
+        assert copy.uid == one.uid and copy.explainParams().count("\n") == one.explainParams().count("\n")
+    copy = pickle.loads(pickle.dumps(model))
+    assert copy.transform(table).equals(model.transform(table))
+    with pytest.raises(InvalidParameter, match="invalid maxIter: -1"):
+        pickle.loads(pickle.dumps(LogisticRegression())).setMaxIter(-1)

@@ -9,8 +9,8 @@ import pytest
 from conftest import DEADLINE_SECONDS
 
 from wingbeat import _command, _interrupts
-from wingbeat.ml import _sgd, _shards
-from wingbeat.ml._trials import ThreadEngine, Trial
+from wingbeat.ml import _sgd, _shards, _trials
+from wingbeat.ml._trials import Trial
 from wingbeat.ml.classification import LogisticRegression
 
 
@@ -21,13 +21,13 @@ def ctrl_c():
 def interrupted(*functions):
     """Runs functions as trials until one of them calls `ctrl_c`."""
     with pytest.raises(KeyboardInterrupt):
-        ThreadEngine().run([Trial("", function) for function in functions], len(functions), stops_at_failure=False)
+        _trials.run([Trial("", function) for function in functions], len(functions), stops_at_failure=False)
 
 
 def ended(seconds=DEADLINE_SECONDS):
     """Waits for all threads of trials."""
     for thread in threading.enumerate():
-        if thread.name.startswith("trial"):
+        if thread.name.startswith("wingbeat-trial"):
             thread.join(seconds)
             assert not thread.is_alive()
 
@@ -71,7 +71,7 @@ def test_trainings_end_also_where_a_signal_ends_no_wait(training):
 
 def test_trials_of_a_trial_end(training):
     def outer():
-        ThreadEngine().run([Trial("", fit), Trial("", fit)], 2, stops_at_failure=False)
+        _trials.run([Trial("", fit), Trial("", fit)], 2, stops_at_failure=False)
 
     def one():
         training.acquire(timeout=DEADLINE_SECONDS)
@@ -124,3 +124,27 @@ def test_commands_that_are_not_of_trials_go_on():
     command.terminate()
     assert codes.get(timeout=DEADLINE_SECONDS) == -signal.SIGTERM
     other.join()
+
+
+def test_whatever_ends_a_search_ends_its_trials_and_starts_no_more():
+    started, told = [], threading.Event()
+
+    def leave(number, frame):
+        raise SystemExit(143)
+
+    def trial():
+        started.append(threading.current_thread())
+        if len(started) == 2:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        assert told.wait(DEADLINE_SECONDS)
+        _interrupts.check()
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with pytest.raises(SystemExit):
+            _trials.run([Trial(str(number), trial) for number in range(10)], 2, stops_at_failure=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    told.set()
+    ended()
+    assert len(started) == 2

@@ -16,7 +16,8 @@ from sklearn.datasets import load_breast_cancer
 from wingbeat.ml import (
     EmptyDataset,
     ExistingColumn,
-    InvalidFeatures,
+    InvalidFolds,
+    InvalidLabels,
     InvalidParameter,
     MissingColumn,
     MlError,
@@ -26,6 +27,8 @@ from wingbeat.ml import (
     TooFewRows,
     TrialFailed,
     UnknownParameter,
+    _shards,
+    _trials,
 )
 from wingbeat.ml.base import Estimator
 from wingbeat.ml.classification import LogisticRegression
@@ -52,6 +55,39 @@ def test_a_pipeline_fits_each_stage_to_what_the_others_make(table):
     assert predicted.column_names == ["features", "label", "scaled", "prediction", "probability"]
     assert MulticlassClassificationEvaluator().evaluate(predicted) > 0.97
     assert isinstance(model, PipelineModel) and len(model.stages) == 2
+
+
+def test_names_in_a_param_map_are_those_of_the_object_itself(table):
+    classifier = LogisticRegression(maxIter=1)
+    evaluator = MulticlassClassificationEvaluator()
+    validator = CrossValidator(estimator=classifier, evaluator=evaluator, estimatorParamMaps=[{}])
+    copied = validator.copy({"numFolds": 2, classifier.maxIter: 3})
+    assert copied.getNumFolds() == 2 and copied.getEstimator().getMaxIter() == 3
+    model = validator.fit(table.slice(0, 60), {"numFolds": 2})
+    assert len(model.foldMetrics) == 2
+    assert model.copy({"numFolds": 4}).getNumFolds() == 4
+    scaler = StandardScaler(inputCol="features", outputCol="scaled")
+    pipeline = Pipeline(stages=[classifier]).copy({"stages": [scaler], scaler.outputCol: "other"})
+    assert [stage.getOutputCol() for stage in pipeline.getStages()] == ["other"]
+    with pytest.raises(UnknownParameter, match="no parameter 'maxIter'"):
+        validator.copy({"maxIter": 3})
+
+
+def test_estimators_models_and_evaluators_can_be_pickled(table):
+    import pickle
+
+    model = pipeline().fit(table)
+    classifier = LogisticRegression(maxIter=3)
+    evaluators = [BinaryClassificationEvaluator(), MulticlassClassificationEvaluator(), RegressionEvaluator()]
+    maps = ParamGridBuilder().addGrid(classifier.maxIter, [1, 2]).build()
+    validator = CrossValidator(estimator=classifier, evaluator=evaluators[1], estimatorParamMaps=maps)
+    assembler = ArrayAssembler(inputCols=["a"], outputCol="b", featureSizes=[1])
+    for one in [model, pipeline(), validator, assembler, MaxAbsScaler(inputCol="a", outputCol="b"), *evaluators]:
+        again = pickle.loads(pickle.dumps(one))
+        assert again.uid == one.uid and again.explainParams() == one.explainParams()
+    assert pickle.loads(pickle.dumps(model)).transform(table).equals(model.transform(table))
+    with pytest.raises(InvalidParameter, match="-1 is not at least 0"):
+        pickle.loads(pickle.dumps(classifier)).setMaxIter(-1)
 
 
 def test_a_pipeline_over_files_is_that_over_a_table_also_on_ranks(table, tmp_path, cluster, monkeypatch):
@@ -97,6 +133,16 @@ def test_maps_may_replace_stages_and_estimators(table):
     validator = CrossValidator(estimator=original, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[params], numFolds=2)
     assert len(validator.fit(table).bestModel.stages[1].objectiveHistory) == 3
     assert validator.copy({validator.estimator: replaced[1]}).getEstimator().uid == replaced[1].uid
+
+
+def test_names_in_maps_mean_the_object_itself_and_none_of_its_parts(table):
+    original = pipeline()
+    validator = CrossValidator(estimator=original, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[{}])
+    assert validator.copy({"numFolds": 2}).getNumFolds() == 2
+    assert np.shape(validator.fit(table, {"numFolds": 2, original.getStages()[1].maxIter: 1}).foldMetrics) == (2, 1)
+    assert original.copy({"stages": original.getStages()[:1]}).getStages()[0].uid == original.getStages()[0].uid
+    with pytest.raises(UnknownParameter, match="CrossValidator has no parameter 'maxIter'"):
+        validator.copy({"maxIter": 1})
 
 
 def test_parameters_that_would_have_no_effect_are_named(table):
@@ -196,7 +242,7 @@ def test_folds_depend_on_the_seed():
 def test_folds_may_be_given():
     remembering(foldCol="fold", numFolds=2).fit(numbered(4, [0, 1, 1, 0]))
     assert Remembers.seen == [[1, 2], [0, 3], [0, 1, 2, 3]]
-    with pytest.raises(TrialFailed, match="column 'fold', row 2: the fold is 2, and has to be 0 to 1"):
+    with pytest.raises(InvalidFolds, match="^column 'fold', row 2: the fold is 2, and has to be 0 to 1"):
         remembering(foldCol="fold", numFolds=2).fit(numbered(4, [0, 1, 2, 0]))
     with pytest.raises(MissingColumn):
         remembering(foldCol="folds").fit(numbered(4))
@@ -219,24 +265,19 @@ def test_folds_inside_of_a_fold_divide_its_rows(outer, inner):
         assert max(map(len, left_out)) - min(map(len, left_out)) <= 1
 
 
-def test_trials_run_at_the_same_time():
+def test_trials_run_at_the_same_time(monkeypatch):
     """Each waits for all three: one after the other, they would wait forever."""
     validator = remembering(barrier=3, parallelism=3)
-    validator.engine = _OnlyTrials(validator.engine)
-    validator.fit(numbered(9))
-    assert len(Remembers.seen) == 4
+    run = _trials.run
 
-
-class _OnlyTrials:
-    """Runs trials, and lets what follows them run alone."""
-
-    def __init__(self, engine):
-        self._engine = engine
-
-    def run(self, *args, **kwargs):
-        outcomes = self._engine.run(*args, **kwargs)
+    def run_and_let_the_rest_run_alone(*args, **kwargs):
+        outcomes = run(*args, **kwargs)
         Remembers.together = threading.Barrier(1)
         return outcomes
+
+    monkeypatch.setattr(_trials, "run", run_and_let_the_rest_run_alone)
+    validator.fit(numbered(9))
+    assert len(Remembers.seen) == 4
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
@@ -262,10 +303,38 @@ def test_a_fold_without_rows_is_named():
     assert isinstance(raised.value.__cause__, EmptyDataset) and raised.value.fold == 2
 
 
-def test_a_bad_fold_is_an_error_of_features():
-    with pytest.raises(TrialFailed) as raised:
+def test_a_bad_fold_is_an_error_of_no_trial():
+    with pytest.raises(InvalidFolds, match="null or NaN") as raised:
         remembering(foldCol="fold").fit(numbered(3, [0, 1, None]))
-    assert isinstance(raised.value.__cause__, InvalidFeatures)
+    assert raised.value.row == 2
+    with pytest.raises(InvalidFolds, match="holds string, and no numbers"):
+        remembering(foldCol="fold").fit(numbered(3, ["0", "1", "2"]))
+
+
+def test_progress_names_the_trial_and_writes_whole_lines(table, monkeypatch):
+    from wingbeat.ml import _progress
+
+    written = []
+
+    class Written:
+        write = written.append
+        isatty = staticmethod(lambda: False)
+        flush = staticmethod(lambda: None)
+
+    monkeypatch.setattr(_progress, "_EVERY_S", 0)
+    monkeypatch.setattr(sys, "stderr", Written)
+    classifier = LogisticRegression(maxIter=2)
+    maps = [{classifier.learningRate: rate} for rate in (1e-6, 1e-7)]
+    CrossValidator(
+        estimator=classifier, evaluator=MulticlassClassificationEvaluator(), estimatorParamMaps=maps, parallelism=2, numFolds=2
+    ).fit(table)
+    lines = [line for line in written if line.startswith("LogisticRegression")]
+    assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
+    names = {line.partition(": ")[0] for line in lines}
+    assert names == {
+        "LogisticRegression",
+        *(f"LogisticRegression (fold {fold} with learningRate={rate})" for fold in (0, 1) for rate in (1e-6, 1e-7)),
+    }
 
 
 def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkeypatch):
@@ -278,6 +347,34 @@ def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkey
     classifier.setLocalBytes(0).setNumTrainWorkers(2)
     on_ranks = validator.setParallelism(2).fit(table)
     assert on_ranks.avgMetrics == pytest.approx(here.avgMetrics, abs=1e-9)
+
+
+def test_trials_that_start_no_ranks_are_ranks_of_the_cluster_themselves(table, cluster, monkeypatch, tmp_path):
+    estimator = pipeline()
+    grid = ParamGridBuilder().addGrid(estimator.getStages()[1].learningRate, [1e-9, 0.01]).build()
+    validator = CrossValidator(
+        estimator=estimator, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=grid, parallelism=2, numFolds=2,
+        collectSubModels=True, seed=1,
+    )
+    here = validator.fit(table)
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    ranks, on_ranks = [], _shards.on_ranks
+    monkeypatch.setattr(_shards, "on_ranks", lambda function, args, count, **more: ranks.append(count) or on_ranks(function, args, count, **more))
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for rows in (table, table.to_pandas(), tmp_path):
+        there = validator.fit(rows)
+        assert ranks == [1] * 4 and np.allclose(there.foldMetrics, here.foldMetrics, atol=1e-9)
+        pairs = zip(sum(there.subModels, []), sum(here.subModels, []), strict=True)
+        assert all(np.allclose(one.stages[1].coefficientMatrix, two.stages[1].coefficientMatrix, atol=1e-6) for one, two in pairs)
+        ranks.clear()
+    labelled = table.set_column(1, "label", [pa.array([0.5] * len(table))])
+    with pytest.raises(TrialFailed, match="fold 0 with learningRate=1e-09 failed: InvalidLabels") as raised:
+        validator.fit(labelled)
+    assert isinstance(raised.value.__cause__, InvalidLabels)
+    validator.setParallelism(1).fit(table)
+    remembering(parallelism=2).fit(numbered(9))
+    assert len(ranks) in (2, 3) and len(Remembers.seen) == 4, "of the failing one, and none for one after the other, or a class of the user's"
 
 
 def test_ctrl_c_ends_the_ranks_of_all_trials(cluster, write):

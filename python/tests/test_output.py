@@ -7,7 +7,10 @@ import subprocess
 import sys
 import time
 
+import pytest
 from conftest import DEADLINE_SECONDS
+
+from wingbeat import _command
 
 # Draws a bar over itself, and waits in the middle until a file is there.
 BAR = """
@@ -201,3 +204,73 @@ def test_a_second_ctrl_c_is_sent_when_the_command_takes_it_for_one(write, enviro
     assert running.stdout.readline() == "second after a second: True\n"
     running.stdout.close()
     assert running.wait(DEADLINE_SECONDS) in (1, 130, -signal.SIGINT)
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """What a program shows of a command, and the exit code, with a standard output of some encoding."""
+
+    def shown(script, encoding="utf-8"):
+        path = tmp_path / "out"
+        with open(path, "w", encoding=encoding, newline="") as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            code = _command.run(["sh", "-c", script], dict(os.environ))
+        return path.read_bytes(), code
+
+    return shown
+
+
+def test_what_a_stream_cannot_encode_is_escaped_and_all_that_follows_is_shown(shown):
+    text, code = shown("echo '5 \u20ac'; seq 20000", "latin-1")
+    lines = text.split(b"\n")
+    assert lines[0] == b"5 \\u20ac" and lines[1:-1] == [str(number).encode() for number in range(1, 20001)] and code == 0
+
+
+def test_in_a_notebook_a_bar_stays_a_bar(shown):
+    assert shown(r"printf '10%%\r20%%\r30%%\n\r\nend'") == (b"10%\r20%\r30%\n\r\nend", 0)
+
+
+def test_a_stream_that_takes_nothing_ends_no_command_and_is_told(monkeypatch):
+    class Full:
+        encoding = "utf-8"
+
+        def write(self, text):
+            if text != "2\n":
+                raise OSError(28, "No space left on device")
+            written.append(text)
+
+        def flush(self):
+            pass
+
+    written = []
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert _command.run(["sh", "-c", "seq 20000"], dict(os.environ)) == _command.OUTPUT_IS_MISSING == 74
+    assert written == ["2\n"]
+    assert _command.run(["sh", "-c", "seq 20000; exit 3"], dict(os.environ)) == 3
+
+
+def test_where_a_program_shows_output_that_cannot_be_encoded_the_rest_is_shown(python, cluster, tmp_path):
+    program = """
+        import sys, warnings
+        from wingbeat.torch import TorchDistributor
+
+        def speak():
+            print("5 \\u20ac", flush=True)
+            for number in range(2000):
+                print("line", number)
+            return 7
+
+        warnings.simplefilter("always")
+        shown = sys.stdout
+        with open("{}", "w", encoding="latin-1") as sys.stdout:
+            assert TorchDistributor(1, local_mode=False, use_gpu=False).run(speak) == 7
+        sys.stdout = open("{}", "w")
+        sys.stdout.fileno = lambda: 99
+        sys.stdout.close()
+        assert TorchDistributor(1, local_mode=False, use_gpu=False).run(speak) == 7
+        sys.stdout = shown
+    """
+    done = python(program.format(tmp_path / "log", tmp_path / "other"), cluster)
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert lines[0] == b"5 \\u20ac" and lines[-1] == b"line 1999" and len(lines) == 2001
+    assert "Traceback" not in done.stderr

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from wingbeat import train
+from wingbeat import train, tune
 from wingbeat.train import Checkpoint, CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, _storage
 from wingbeat.train.torch import TorchConfig, TorchTrainer, get_device, prepare_data_loader, prepare_model
 
@@ -222,3 +222,11 @@ def test_names_that_urls_cannot_have_as_they_are_have_folders_of_their_own():
     folders = [_storage.folder_of(RunConfig(storage_path="s3://b/runs/"), name) for name in ("lr#1", "lr#2", "50%", "a b")]
     assert folders == ["s3://b/runs/lr%231", "s3://b/runs/lr%232", "s3://b/runs/50%25", "s3://b/runs/a%20b"]
     assert _storage.folder_of(RunConfig(storage_path="/runs"), "lr#1") == "/runs/lr#1"
+
+
+@pytest.mark.parametrize("fit", [lambda: TorchTrainer(loop).fit(), lambda: tune.Tuner(loop).fit()])
+def test_a_home_that_cannot_be_written_is_an_error_that_says_what_to_do(fit, tmp_path, monkeypatch):
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    with pytest.raises(OSError, match=r"RunConfig\(storage_path=…\)"):
+        fit()

@@ -77,6 +77,65 @@ def test_what_a_function_returns_is_its_last_report_and_further_arguments_reach_
     assert result.metrics["sum"] == 499501
 
 
+def test_what_a_function_returns_or_yields_is_reported_as_ray_does(fit, tmp_path):
+    def number(config):
+        return 3
+
+    def yields(config):
+        yield {"x": 1}
+        yield {"x": 2}
+
+    def wrong(config):
+        return [1]
+
+    run = tune.RunConfig(name="yields", storage_path=tmp_path)
+    assert fit(number)[0].metrics["_metric"] == 3
+    assert [report["x"] for report in fit(yields, run=run)[0].reports] == [1, 2]
+    run.name = "wrong"
+    assert "TypeError: the function returned a list" in str(fit(wrong, run=run).errors[0])
+
+
+def test_each_trial_has_its_folder_and_knows_it(fit, tmp_path, monkeypatch):
+    def train(config):
+        before = Path(os.environ.get("TUNE_ORIG_WORKING_DIR", "none"))
+        Path("model").write_text(str(config["x"]))
+        context = tune.get_context()
+        assert context.get_trial_name() == context.get_trial_id() and before.is_absolute()
+        Path("said").write_text(f"{context.get_trial_id()} {context.get_trial_dir()} {context.get_experiment_name()}")
+        with pytest.raises(NotImplementedError, match="get_trial_resources"):
+            context.get_trial_resources()
+
+    grid = fit(train, {"x": tune.grid_search([1, 2])})
+    assert not grid.errors, grid.errors
+    assert [Path(result.path, "model").read_text() for result in grid] == ["1", "2"]
+    assert Path(grid[1].path, "said").read_text() == f"trial_00001 {grid[1].path} tried"
+    assert tune.get_context().get_trial_id() is None and tune.get_context().get_trial_dir() is None
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    (result,) = fit(lambda config: {"same": os.getcwd() == config["here"]}, {"here": os.getcwd()}, tune.RunConfig(name="stays", storage_path=tmp_path))
+    assert result.metrics["same"] == 1
+
+
+def test_a_function_that_has_returned_is_not_stopped(tmp_path, monkeypatch):
+    from wingbeat.tune import _trainable
+
+    before, here = signal.getsignal(signal.SIGTERM), os.getcwd()
+    monkeypatch.setattr("wingbeat.train._report.report", lambda metrics: None)
+    try:
+        _trainable.run(lambda config: {"x": 1}, {}, str(tmp_path))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)  # where Python would call the handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        os.chdir(here)
+        os.environ.pop("TUNE_ORIG_WORKING_DIR")
+
+
+def test_a_budget_that_is_over_before_anything_is_reported_is_told(fit, capfd):
+    grid = fit(lambda config: time.sleep(60), num_samples=2, time_budget_s=0.5)
+    assert len(grid) == 2 and grid.num_errors == 0
+    assert "time_budget_s=0.5 was over before 2 trials had reported anything" in capfd.readouterr().err
+
+
 def test_a_trial_that_is_worse_is_stopped_early_and_may_end_cleanly(fit, tmp_path):
     def climb(config):
         try:
@@ -208,8 +267,8 @@ def test_a_folder_that_cannot_be_made_is_the_error_of_its_trial(tmp_path):
     from wingbeat.tune._trial import ERROR, Trial
 
     (tmp_path / "full").touch()
-    trial, done = Trial("trial_00000", {}, str(tmp_path / "full")), queue.SimpleQueue()
-    trial.start(lambda trial: [], done)
+    trial, done = Trial("trial_00000", {}, str(tmp_path / "full"), lambda trial: []), queue.SimpleQueue()
+    trial.start(done)
     assert done.get(timeout=DEADLINE_SECONDS) is trial
     trial.finish()
     assert trial.status == ERROR and "NotADirectoryError" in str(trial.error)
@@ -220,10 +279,10 @@ def test_text_of_parameters_is_no_markup():
 
     from rich.console import Console
 
-    from wingbeat.tune._display import Display
+    from wingbeat._trials._display import Display
     from wingbeat.tune._trial import Trial
 
-    trial = Trial("trial_00000", {"prompt": "[INST] {} [/INST]"}, "/nowhere")
+    trial = Trial("trial_00000", {"prompt": "[INST] {} [/INST]"}, "/nowhere", lambda trial: [])
     trial.reports = [{"loss[/val]": 1.0, "loss": 2.0}]
     shown, display = io.StringIO(), Display("loss", "min")
     Console(file=shown, width=200).print(display._table([trial], display._line([trial])))
@@ -303,6 +362,16 @@ def test_a_trainer_is_tried_with_its_own_ranks_and_files(fit, tmp_path):
     assert [(one.metrics["rows"], one.metrics["ranks"], one.metrics["kept"]) for one in grid] == [(5, 2, 7)] * 2
     with pytest.raises(ValueError, match="use {\"train_loop_config\": {'size': …}}"):
         tune.Tuner(trainer, param_space={"size": 1})
+
+
+def test_a_trainer_whose_loop_takes_no_argument_is_tried(fit):
+    def loop():
+        train.report({"ranks": train.get_context().get_world_size()})
+
+    space = {"scaling_config": tune.grid_search([train.ScalingConfig(num_workers=ranks) for ranks in (1, 2)])}
+    assert [result.metrics["ranks"] for result in fit(train.TorchTrainer(loop), space)] == [1, 2]
+    with pytest.raises(ValueError, match="loop takes no argument, and there is a train_loop_config"):
+        tune.Tuner(train.TorchTrainer(loop), param_space={"train_loop_config": {"x": tune.choice([1])}})
 
 
 def test_a_searcher_learns_from_what_trials_report(fit):
@@ -413,7 +482,51 @@ def test_optuna_draws_multiples_and_logarithms():
     search.begin({"x": tune.qloguniform(1e-4, 1, 1e-4), "y": tune.quniform(0.1, 1, 0.25), "n": tune.qrandint(3, 20, 5)}, 300, "l", "min")
     drawn = [search.suggest(str(number)) for number in range(300)]
     assert 0.4 < sum(one["x"] < 1e-2 for one in drawn) / 300 < 0.6
-    assert {one["y"] for one in drawn} == {0.1, 0.25, 0.5, 0.75, 1} and {one["n"] for one in drawn} == {5, 10, 15, 20}
+    assert {one["y"] for one in drawn} == {0.25, 0.5, 0.75, 1} and {one["n"] for one in drawn} == {5, 10, 15, 20}
+
+
+def test_optuna_names_a_point_outside_of_its_space_and_a_seed_draws_the_same_again():
+    space = {"c": tune.choice(["a", "b"]), "x": tune.uniform(0, 1), "n": tune.randint(1, 3)}
+    for point, match in [({"c": "z"}, "'c' is 'z', and has to be one of"), ({"x": 2.0}, "'x' is 2.0, .*from 0 to 1"), ({"n": 3}, "1 to 2")]:
+        with pytest.raises(ValueError, match=match):
+            OptunaSearch("l", "min", points_to_evaluate=[point]).begin(space, 1, None, None)
+    search = OptunaSearch("l", "min", seed=1)
+    drawn = []
+    for _ in range(2):
+        search.begin(space, 3, None, None)
+        drawn.append([search.suggest(str(number)) for number in range(3)])
+    assert drawn[0] == drawn[1]
+
+
+def test_functions_of_other_parameters_are_called_in_any_order_and_as_ray_calls_them():
+    import numpy as np
+
+    space = {
+        "y": tune.sample_from(lambda config: config["x"] + 1),
+        "x": tune.sample_from(lambda spec: spec.config.inner.a * 2),
+        "z": tune.sample_from(lambda spec: spec["config"].get("y") + spec.config.get("none", 0)),
+        "inner": {"a": 3, "b": tune.sample_from(lambda config: config["y"])},
+        "same": tune.sample_from(lambda config: config.inner),
+        "drawn": tune.sample_from(np.random.rand),
+        "now": tune.sample_from(time.time),
+    }
+    (config,) = _space.configurations(space, 1, random.Random(0))
+    assert (config["x"], config["y"], config["z"], config["inner"]["b"]) == (6, 7, 7, 7)
+    assert type(config["same"]) is dict and config["same"] == {"a": 3, "b": 7} and isinstance(config["drawn"], float) and config["now"] > 0
+    for wrong, match in [
+        ({"x": tune.sample_from(lambda config: config["none"])}, r"param_space\['x'\]: the function .* KeyError: 'none'"),
+        ({"x": tune.sample_from(lambda config: config.none)}, "there is no parameter 'none'"),
+        ({"x": tune.sample_from(lambda c: c["y"]), "y": tune.sample_from(lambda c: c["x"])}, "ask for each other"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            list(_space.configurations(wrong, 1, random.Random(0)))
+
+
+def test_asha_ends_with_an_error_if_nothing_reports_what_it_compares():
+    asha = ASHAScheduler(metric="los", mode="min", max_t=3)
+    assert asha.on_trial_result("a", {"training_iteration": 1, "loss": 1.0}) == CONTINUE
+    with pytest.raises(ValueError, match="compares 'los', and trial a has come to max_t=3 without it; reported were 'loss'"):
+        asha.on_trial_result("a", {"training_iteration": 3, "loss": 1.0})
 
 
 def test_spaces_hold_what_they_say():
@@ -422,9 +535,11 @@ def test_spaces_hold_what_they_say():
         tune.uniform(1, 2): lambda value: 1 <= value <= 2,
         tune.quniform(0, 1, 0.25): lambda value: value in (0, 0.25, 0.5, 0.75, 1),
         tune.loguniform(1e-5, 1e-1): lambda value: 1e-5 <= value <= 1e-1,
-        tune.qloguniform(1, 100, 5): lambda value: value == 1 or value % 5 == 0,
+        tune.qloguniform(1, 100, 5): lambda value: value % 5 == 0 and 5 <= value <= 100,
         tune.randint(3, 6): lambda value: value in (3, 4, 5),
         tune.qrandint(0, 10, 5): lambda value: value in (0, 5, 10),
+        tune.quniform(0.13, 0.9, 0.1): lambda value: round(value * 10) in range(2, 10) and value * 10 == pytest.approx(round(value * 10)),
+        tune.qrandint(2, 13, 5): lambda value: value in (5, 10),
         tune.lograndint(1, 100): lambda value: value in range(1, 100),
         tune.choice(["a", "b"]): lambda value: value in ("a", "b"),
         tune.randn(0, 1): lambda value: isinstance(value, float),
@@ -439,7 +554,8 @@ def test_spaces_hold_what_they_say():
     assert len({config["c"]["d"] for config in configs}) == 4
     again = [list(_space.configurations(space, 2, random.Random(5))) for _ in range(2)]
     assert again[0] == again[1]
-    for wrong in (lambda: tune.uniform(2, 1), lambda: tune.loguniform(0, 1), lambda: tune.choice([]), lambda: tune.grid_search([])):
+    for wrong in (lambda: tune.uniform(2, 1), lambda: tune.loguniform(0, 1), lambda: tune.choice([]), lambda: tune.grid_search([]),
+                  lambda: tune.quniform(0.1, 0.2, 0.5), lambda: tune.qrandint(1, 9, 0)):
         with pytest.raises(ValueError):
             wrong()
 
@@ -457,9 +573,16 @@ def test_spaces_hold_what_they_say():
     (lambda: ASHAScheduler(grace_period=5, max_t=2), ValueError, "at most max_t"),
     (lambda: ASHAScheduler(reduction_factor=1), ValueError, "more than 1"),
     (lambda: ASHAScheduler(brackets=2), NotImplementedError, "one bracket"),
-    (lambda: tune.with_resources(print, {"tpu": 1}), NotImplementedError, "tpu"),
+    (lambda: tune.with_resources(print, {"tpu": -1}), ValueError, "tpu"),
     (lambda: tune.with_resources(print, train.ScalingConfig(num_workers=2)), NotImplementedError, "TorchTrainer"),
     (lambda: tune.run, AttributeError, r"use Tuner\(…\).fit"),
+    (lambda: tune.CLIReporter, AttributeError, "a table is shown"),
+    (lambda: tune.qrandn, AttributeError, "use sample_from"),
+    (lambda: tune.schedulers.PopulationBasedTraining, AttributeError, "ASHAScheduler ends trials early"),
+    (lambda: tune.search.ConcurrencyLimiter, AttributeError, "max_concurrent_trials"),
+    (lambda: train.lightning, AttributeError, "runs as it is"),
+    (lambda: tune.sample_from(3), TypeError, "takes a function"),
+    (lambda: tune.sample_from(lambda a, b: 1), TypeError, "takes the parameters, or nothing"),
 ])
 def test_what_makes_no_sense_is_refused(make, error, match):
     with pytest.raises(error, match=match):
@@ -479,11 +602,12 @@ PROGRAM = """
     from wingbeat import tune
 
     def waits(config):
-        Path("rank-%d" % config["x"]).write_text(str(os.getpid()))
+        here = Path(os.environ["TUNE_ORIG_WORKING_DIR"])
+        (here / f"rank-{config['x']}").write_text(str(os.getpid()))
         try:
             signal.pause()
         finally:
-            Path("saved-%d" % config["x"]).touch()
+            (here / f"saved-{config['x']}").touch()
 
     if __name__ == "__main__":
         os.environ["WHERE"] = os.getcwd()
@@ -565,17 +689,242 @@ def test_if_the_head_or_the_node_of_a_fit_dies_it_says_so(waiting, daemon):
 
 
 def test_the_next_fit_removes_what_a_killed_program_has_left(waiting, tmp_path, monkeypatch):
-    from wingbeat.tune import _cluster
+    from wingbeat import _own_folder
 
     process, all_of_it = waiting
-    monkeypatch.setattr(_cluster.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    (left,) = (tmp_path / "tmp").glob("wingbeat-tune-*")
-    _cluster._remove_left()
-    assert (left / "token").exists()
+    monkeypatch.setattr(_own_folder.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    left = [*(tmp_path / "tmp").glob("wingbeat-tune-*"), *(tmp_path / "tmp").glob("wingbeat-run-*")]
+
+    def remove():
+        for prefix in ("wingbeat-tune-", "wingbeat-run-"):
+            _own_folder.remove_left(prefix)
+
+    remove()
+    assert len(left) == 3 and all(folder.exists() for folder in left)
     process.kill()
     until(lambda: not any(map(is_running, all_of_it)))
-    _cluster._remove_left()
-    assert not left.exists()
+    remove()
+    assert not any(folder.exists() for folder in left)
+
+
+SEARCH = """
+import sys
+import tempfile
+import time
+from pathlib import Path
+from wingbeat import tune
+
+HERE = Path(__file__).parent
+
+def train(config):
+    with open(HERE / f"calls-{config['x']}", "a") as calls:
+        calls.write(f"{config['drawn']}\\n")
+    start = 0
+    if checkpoint := tune.get_checkpoint():
+        start = int((Path(checkpoint.path) / "step").read_text()) + 1
+    for step in range(start, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            kept = tune.Checkpoint.from_directory(folder) if config["x"] == 1 else None
+            tune.report({"step": step, "start": start}, checkpoint=kept)
+        while step == 2 and config["x"] in (1, 2) and not (HERE / "open").exists():
+            time.sleep(0.01)
+    if config["x"] == 0:
+        raise ValueError("always")
+
+if __name__ == "__main__":
+    space = {"x": tune.grid_search([0, 1, 2, 3, 4]), "drawn": tune.uniform(0, 1)}
+    tune.Tuner(
+        train, param_space=space, tune_config=tune.TuneConfig(max_concurrent_trials=2, metric="step", mode="max"),
+        run_config=tune.RunConfig(name="search", storage_path=HERE),
+    ).fit()
+"""
+
+
+@pytest.fixture
+def killed(four_cpus, write, tmp_path, monkeypatch):
+    """The folder of a search whose program was killed when one trial had failed and two had come to their third steps."""
+    for name, value in four_cpus.items():
+        monkeypatch.setenv(name, value)
+    process = subprocess.Popen([sys.executable, write("search.py", SEARCH)], env=four_cpus, cwd=tmp_path)
+    folder = tmp_path / "search"
+
+    def reports(number):
+        file = folder / f"trial_{number:05}" / "metrics.jsonl"
+        return file.read_text().count("\n") if file.exists() else 0
+
+    until(lambda: reports(1) == 3 and reports(2) == 3, process)
+    commands = descendants(process.pid)
+    process.kill()
+    process.wait()
+    # Before, what ran then might report once more.
+    until(lambda: not any(map(is_running, commands)))
+    (tmp_path / "open").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def test_a_search_whose_program_was_killed_goes_on(killed, tmp_path):
+    import search
+
+    assert tune.Tuner.can_restore(killed) and not tune.Tuner.can_restore(tmp_path)
+    with pytest.raises(FileExistsError, match="or go on with Tuner.restore"):
+        tune.Tuner(search.train, run_config=tune.RunConfig(name="search", storage_path=tmp_path)).fit()
+    grid = tune.Tuner.restore(killed, search.train).fit()
+    assert [result.config["x"] for result in grid] == [0, 1, 2, 3, 4]
+    assert [result.metrics["start"] for result in grid] == [0, 3, 0, 0, 0]
+    assert [[report["step"] for report in result.reports] for result in grid] == [[0, 1, 2, 3]] * 5
+    assert str(grid[0].error) == f"trial trial_00000 (x=0, drawn={grid[0].config['drawn']:.4g}) failed: rank 0: ValueError: always"
+    assert [grid[number].error for number in range(1, 5)] == [None] * 4 and grid[1].checkpoint is not None
+    calls = [(tmp_path / f"calls-{x}").read_text().split() for x in range(5)]
+    assert [len(one) for one in calls] == [1, 2, 2, 1, 1] and all(len(set(one)) == 1 for one in calls)
+    assert len({one[0] for one in calls}) == 5
+    # Once more, with what had failed.
+    again = tune.Tuner.restore(killed, lambda config: {"step": 9.0}, restart_errored=True).fit()
+    assert again.num_errors == 0 and [result.metrics["step"] for result in again] == [9, 3, 3, 3, 3]
+    with pytest.raises(ValueError, match="either go on"):
+        tune.Tuner.restore(killed, search.train, resume_errored=True, restart_errored=True)
+    with pytest.raises(FileNotFoundError, match="has no trials to go on with"):
+        tune.Tuner.restore(tmp_path / "nothing", search.train)
+
+
+def test_a_trial_goes_on_once_its_command_has_ended(tmp_path):
+    import socket
+    import threading
+
+    from wingbeat.tune._trial import Trial
+
+    before = Trial("trial_00000", {}, str(tmp_path), lambda trial: [])
+    before.launch()
+    before.folder.mkdir()
+    command = subprocess.Popen(["sleep", str(DEADLINE_SECONDS)])
+    (before.folder / ".wingbeat-in-use").write_text(json.dumps({"host": socket.gethostname(), "pid": command.pid}))
+
+    def end():
+        (before.folder / "metrics.jsonl").write_text('{"time": 1.0, "x": 2.0}\n{"time": 2.0, "x"')
+        command.kill()
+        command.wait()
+
+    timer = threading.Timer(0.5, end)
+    timer.start()
+    after = Trial("trial_00000", {}, str(tmp_path), lambda trial: [])
+    after.restore(before.state())
+    timer.join()
+    assert [report["x"] for report in after.reports] == [2.0]
+    after.again()
+    assert after.reports == [] and not (after.folder / "metrics.jsonl").exists()  # without a checkpoint
+
+
+def test_trials_that_ran_may_be_left_and_the_same_values_are_drawn(killed, tmp_path):
+    import search
+
+    grid = tune.Tuner.restore(killed, search.train, resume_unfinished=False).fit()
+    assert [result.was_stopped for result in grid] == [False, True, True, False, False]
+    assert [len(result.reports) for result in grid] == [4, 3, 3, 4, 4]
+
+
+def test_searchers_and_schedulers_go_on_where_they_were():
+    import cloudpickle
+
+    space = {"x": tune.uniform(0, 1), "n": tune.grid_search([1, 2])}
+    search = BasicVariantGenerator()
+    search.begin(space, 3, None, None)
+    first = [search.suggest("") for _ in range(3)]
+    copy = cloudpickle.loads(cloudpickle.dumps(search))
+    rest = [search.suggest("") for _ in range(4)]
+    assert [copy.suggest("") for _ in range(4)] == rest and rest[-1] is None and first[0] != rest[0]
+    bayes = OptunaSearch(metric="y", mode="min", seed=1)
+    bayes.begin({"x": tune.uniform(0, 1)}, 5, None, None)
+    bayes.suggest("a")
+    copy = cloudpickle.loads(cloudpickle.dumps(bayes))
+    copy.on_trial_complete("a", {"y": 1.0})
+    assert copy.suggest("b") is not None
+    asha = ASHAScheduler(metric="y", mode="min", max_t=10)
+    assert asha.on_trial_result("a", {"training_iteration": 1, "y": 1.0}) == CONTINUE
+    assert cloudpickle.loads(cloudpickle.dumps(asha)).on_trial_result("b", {"training_iteration": 1, "y": 2.0}) == STOP
+
+
+def test_two_searches_of_one_name_do_not_mix(four_cpus, write, tmp_path):
+    program = write("both.py", """
+        from wingbeat import tune
+
+        if __name__ == "__main__":
+            run = tune.RunConfig(name="same", storage_path="runs")
+            try:
+                print(tune.Tuner(lambda config: {"x": config["x"]}, param_space={"x": tune.grid_search([1, 2, 3])}, run_config=run).fit())
+            except FileExistsError as error:
+                print("refused", error)
+    """)
+    both = [subprocess.Popen([sys.executable, program], env=four_cpus, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(one.communicate(timeout=DEADLINE_SECONDS)[0] for one in both)
+    assert said[0].startswith("ResultGrid(3 trials, 0 failed") and "give RunConfig another name" in said[1], said
+
+
+def test_a_folder_in_use_is_not_gone_on_with_and_one_without_trials_is_removed(tmp_path, monkeypatch):
+    from wingbeat.tune._experiment import Experiment
+
+    first = Experiment(str(tmp_path / "search"), is_new=True)
+    first.save({})
+    with pytest.raises(RuntimeError, match="another program runs the trials in"):
+        Experiment(str(tmp_path / "search"), is_new=False)
+    first.close()
+    Experiment(str(tmp_path / "search"), is_new=False).close()
+    monkeypatch.setenv("WINGBEAT_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(RuntimeError, match="does not answer"):
+        tune.Tuner(print, run_config=tune.RunConfig(name="other", storage_path=tmp_path)).fit()
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_metric_that_no_trial_reports_is_named(fit, capfd):
+    def train(config):
+        for step in range(3):
+            tune.report({"loss": 1.0})
+
+    with pytest.raises(ValueError, match="no trial has reported 'los', as metric='los' says; reported were 'loss', "):
+        fit(train, metric="los", mode="min", max_concurrent_trials=1, num_samples=3)
+    assert "trial_00000 reports no 'los', as metric='los' says" in capfd.readouterr().err
+
+
+def test_a_stop_that_cannot_be_compared_is_refused(fit, tmp_path):
+    run = tune.RunConfig(name="stops", storage_path=tmp_path, stop={"iterations": 2})
+    with pytest.raises(ValueError, match="no trial has reported 'iterations', as RunConfig.stop={'iterations': …}. says"):
+        fit(lambda config: {"loss": 1.0}, run=run)
+    with pytest.raises(NotImplementedError, match="RunConfig.stop=<function"):
+        tune.RunConfig(stop=lambda trial_id, result: True)
+    with pytest.raises(ValueError, match="'loss': '3'"):
+        tune.RunConfig(stop={"loss": "3"})
+
+
+def test_a_search_whose_cluster_is_gone_ends_and_goes_on_on_another(own_cluster, four_cpus, tmp_path, monkeypatch):
+    from wingbeat.tune import _cluster
+
+    own_cluster.worker()
+    for name, value in own_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_cluster, "_BACK_S", 1)
+
+    class Ends(Searcher):
+        def __init__(self):
+            self.left = 4
+
+        def suggest(self, trial_id):
+            self.left -= 1
+            return {} if self.left >= 0 else None
+
+        def on_trial_complete(self, trial_id, result=None, error=False):
+            if self.left == 2 and "ended" not in os.environ:
+                own_cluster.end()
+                own_cluster.daemons.clear()
+
+    run = tune.RunConfig(name="search", storage_path=tmp_path)
+    config = tune.TuneConfig(search_alg=Ends(), max_concurrent_trials=1)
+    with pytest.raises(tune.ClusterLostError, match="has not answered for 1 s, and trials fail; go on with Tuner.restore"):
+        tune.Tuner(lambda config: {"y": 1.0}, tune_config=config, run_config=run).fit()
+    for name, value in four_cpus.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ended", "yes")
+    grid = tune.Tuner.restore(tmp_path / "search", lambda config: {"y": 1.0}).fit()
+    assert len(grid) == 4 and grid.num_errors == 0
 
 
 def test_in_a_terminal_a_table_shows_the_trials(four_cpus, write, tmp_path):

@@ -22,6 +22,9 @@ from wingbeat import _interrupts
 # Of two signals within a second the command may take the second for the first, which has come twice.
 _APART_S = 1.1
 
+# The exit code of a command that has ended well, of whose output some could not be written, as on a full disk.
+OUTPUT_IS_MISSING = 74
+
 # How long what the command has written is waited for once it has ended.
 _REST_S = 5
 
@@ -65,7 +68,7 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
         env: Its whole environment.
 
     Returns:
-        Its exit code.
+        Its exit code. If some of its output could not be shown, and it has ended well, `OUTPUT_IS_MISSING`.
     """
     streams = [_target(sys.stdout, 1), _target(sys.stderr, 2)]
     # In a session of its own, so that Ctrl-C comes once: from here.
@@ -92,7 +95,7 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
             interrupt.discard(process)
     for thread in shown:
         thread.rest()
-    return code
+    return OUTPUT_IS_MISSING if code == 0 and any(thread.is_missing for thread in shown) else code
 
 
 def _end(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
@@ -111,21 +114,38 @@ def _end(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
 
 
 class _Shown(threading.Thread):
-    """Shows what a command writes, line by line."""
+    """Shows what a command writes, line by line. What the target does not take is left out, and the rest is read all the same:
+    the command would end otherwise.
+
+    Attributes:
+        is_missing: Whether some of it was left out.
+    """
 
     def __init__(self, source: IO[bytes], target: TextIO) -> None:
         super().__init__(daemon=True)
         self._source, self._target = source, target
         self._lines = 0
         self._is_reading = True
+        self.is_missing = False
 
     def run(self) -> None:
-        for line in io.TextIOWrapper(self._source, encoding="utf-8", errors="replace"):
+        # Lines end as the command ends them: also with a carriage return, of a bar.
+        for line in io.TextIOWrapper(self._source, encoding="utf-8", errors="replace", newline=""):
             self._is_reading = False
-            self._target.write(line)
-            self._target.flush()
+            try:
+                self._show(line)
+            except Exception:  # a full disk, a stream that was closed, or whatever a notebook's raises
+                self.is_missing = True
             self._lines += 1
             self._is_reading = True
+
+    def _show(self, line: str) -> None:
+        try:
+            self._target.write(line)
+        except UnicodeEncodeError:
+            encoding = self._target.encoding or "ascii"
+            self._target.write(line.encode(encoding, "backslashreplace").decode(encoding))
+        self._target.flush()
 
     def rest(self) -> None:
         """Waits until all is shown, also for a slow reader; not for what the command has left behind: that may have its output

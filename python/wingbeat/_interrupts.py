@@ -1,4 +1,5 @@
-"""Ctrl-C for threads, where Python raises no `KeyboardInterrupt`: that is for the main thread alone.
+"""Ctrl-C for threads, where Python raises no `KeyboardInterrupt`: that is for the main thread alone. The same goes for what
+handlers of other signals raise there.
 
 The main thread sets an `Interrupt`. Threads that run under it raise `Interrupted` where they next look, and the commands
 that they have started receive SIGINT.
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 
 class Interrupted(BaseException):
-    """A thread ends because of Ctrl-C. As `KeyboardInterrupt`, it is no `Exception`: nothing goes on after it."""
+    """A thread ends because of a signal. As `KeyboardInterrupt`, it is no `Exception`: nothing goes on after it."""
 
 
 class Interrupt:

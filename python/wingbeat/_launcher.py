@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat import _command, _sending
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
+from wingbeat._own_folder import own_folder
 
 if TYPE_CHECKING:
     import pyarrow
 
     from wingbeat.train._source import FileDataset
-
-
-# The exit code of a run that has ended well, of whose output some could not be written, as on a full disk. The output says so.
-_OUTPUT_IS_MISSING = 74
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Launcher:
         Raises:
             LaunchFailed: The run failed.
         """
-        with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+        with own_folder("wingbeat-run-") as folder:
             self._train([path], arguments, folder)
             return Finished([], _told(folder))
 
@@ -108,7 +104,7 @@ class Launcher:
             TypeError: The function cannot be sent to ranks.
             LaunchFailed: The run failed.
         """
-        with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+        with own_folder("wingbeat-run-") as folder:
             if datasets:
                 from wingbeat.train import _streaming
 
@@ -145,7 +141,7 @@ class Launcher:
         if self.is_local:
             env.pop("WINGBEAT_ADDRESS", None)
         code = (self.command or _command.run)([*command, *what, "--", *arguments], env)
-        if code == _OUTPUT_IS_MISSING and not os.path.exists(os.path.join(folder, "error.json")):
+        if code == _command.OUTPUT_IS_MISSING and not os.path.exists(os.path.join(folder, "error.json")):
             warnings.warn("the run ended well, and some of its output is missing", RuntimeWarning, stacklevel=4)
         elif code != 0:
             raise _failure(folder, code)

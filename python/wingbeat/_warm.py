@@ -13,9 +13,9 @@ parent's children and live no longer than it. It answers each connection with on
     cwd     its working directory
 
 and, with it, the descriptors of its standard input, output and error. A keeper process is forked, and from that the
-rank. The keeper says `{"pid": …, "keeper": …}`, sends the rank's process group each signal that it reads as one byte (and 255 asks the
-rank for its stacks), and says `{"status": …, "ended_us": …}`, the wait status and when that was, when the rank has ended and
-everything that the rank has started with it. A connection that closes ends the rank.
+rank. The keeper says `{"pid": …, "keeper": …}`, sends the rank's process group each signal that it reads as one byte (and 255
+asks the rank for its stacks), and says `{"status": …, "ended_us": …}`, the wait status and when that was, when the rank has ended
+and everything that the rank has started with it. A connection that closes ends the rank.
 
 What a fork shares, a rank must not see: it gets its own environment, arguments, working directory, signals, streams,
 seeds and thread counts, and a `__main__` that multiprocessing's children find again. What has been imported before

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::cache;
 
 /// Files of the package, by their paths in it.
-const FILES: [(&str, &str); 79] = [
+const FILES: [(&str, &str); 87] = [
     ("__init__.py", include_str!("../python/__init__.py")),
     ("_command.py", include_str!("../python/_command.py")),
     ("_errors.py", include_str!("../python/_errors.py")),
@@ -17,10 +17,19 @@ const FILES: [(&str, &str); 79] = [
     ("_interrupts.py", include_str!("../python/_interrupts.py")),
     ("_launcher.py", include_str!("../python/_launcher.py")),
     ("_lazy.py", include_str!("../python/_lazy.py")),
+    ("_own_folder.py", include_str!("../python/_own_folder.py")),
     ("_rank_main.py", include_str!("../python/_rank_main.py")),
     ("_sending.py", include_str!("../python/_sending.py")),
     ("_warm.py", include_str!("../python/_warm.py")),
     ("torch.py", include_str!("../python/torch.py")),
+    ("_files/__init__.py", include_str!("../python/_files/__init__.py")),
+    ("_files/_contents.py", include_str!("../python/_files/_contents.py")),
+    ("_files/_places.py", include_str!("../python/_files/_places.py")),
+    ("_files/_reading.py", include_str!("../python/_files/_reading.py")),
+    ("_trials/__init__.py", include_str!("../python/_trials/__init__.py")),
+    ("_trials/_display.py", include_str!("../python/_trials/_display.py")),
+    ("_trials/_engine.py", include_str!("../python/_trials/_engine.py")),
+    ("_trials/_trial.py", include_str!("../python/_trials/_trial.py")),
     ("ml/__init__.py", include_str!("../python/ml/__init__.py")),
     ("ml/_columns.py", include_str!("../python/ml/_columns.py")),
     ("ml/_curves.py", include_str!("../python/ml/_curves.py")),
@@ -59,7 +68,6 @@ const FILES: [(&str, &str); 79] = [
     ("train/_dataset.py", include_str!("../python/train/_dataset.py")),
     ("train/_dataset_errors.py", include_str!("../python/train/_dataset_errors.py")),
     ("train/_device.py", include_str!("../python/train/_device.py")),
-    ("train/_files.py", include_str!("../python/train/_files.py")),
     ("train/_formats.py", include_str!("../python/train/_formats.py")),
     ("train/_gather.py", include_str!("../python/train/_gather.py")),
     ("train/_lane.py", include_str!("../python/train/_lane.py")),
@@ -78,7 +86,7 @@ const FILES: [(&str, &str); 79] = [
     ("tune/__init__.py", include_str!("../python/tune/__init__.py")),
     ("tune/_cluster.py", include_str!("../python/tune/_cluster.py")),
     ("tune/_config.py", include_str!("../python/tune/_config.py")),
-    ("tune/_display.py", include_str!("../python/tune/_display.py")),
+    ("tune/_experiment.py", include_str!("../python/tune/_experiment.py")),
     ("tune/_grid.py", include_str!("../python/tune/_grid.py")),
     ("tune/_space.py", include_str!("../python/tune/_space.py")),
     ("tune/_tied.py", include_str!("../python/tune/_tied.py")),

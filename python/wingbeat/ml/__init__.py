@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wingbeat.ml._errors import EmptyDataset as EmptyDataset
     from wingbeat.ml._errors import ExistingColumn as ExistingColumn
     from wingbeat.ml._errors import InvalidFeatures as InvalidFeatures
+    from wingbeat.ml._errors import InvalidFolds as InvalidFolds
     from wingbeat.ml._errors import InvalidLabels as InvalidLabels
     from wingbeat.ml._errors import InvalidParameter as InvalidParameter
     from wingbeat.ml._errors import InvalidWeights as InvalidWeights
@@ -59,6 +60,7 @@ _ERRORS = [
     "EmptyDataset",
     "ExistingColumn",
     "InvalidFeatures",
+    "InvalidFolds",
     "InvalidLabels",
     "InvalidParameter",
     "InvalidWeights",

@@ -77,7 +77,7 @@ def arrays(
         if not null_rows:
             raise _invalid(InvalidFeatures, batch, column, int(is_null.argmax()), "the array is null")
         matrix = numpy.full((len(values), size or 0), numpy.nan)
-        there = Batch(batch.rows[~is_null], batch.data.filter(compute.is_valid(batch.data.column(column))))
+        there = Batch(batch.rows[~is_null], batch.data.filter(compute.is_valid(batch.data.column(column))), batch.file)
         matrix[~is_null] = arrays(there, column, size, nan=nan)
         return matrix
     if not len(values):
@@ -236,4 +236,5 @@ def _float64(values: Any) -> numpy.ndarray[Any, Any]:
 
 def _invalid(kind: type[Any], batch: Batch, column: str, row: int, what: str, **more: Any) -> Any:
     where = int(batch.rows[row])
-    return kind(f"column {column!r}, row {where}: {what}", column=column, row=where, **more)
+    file = "" if batch.file is None else f" (row {where - batch.file[1]} of {batch.file[0]})"
+    return kind(f"column {column!r}, row {where}{file}: {what}", column=column, row=where, **more)

@@ -97,10 +97,10 @@ class Derived(Source):
             data = batch.data
             for stage in stages:
                 # With the fields that there were: a column that is never null stays so.
-                for name, values in stage._compute(Batch(batch.rows, data)).items():
+                for name, values in stage._compute(Batch(batch.rows, data, batch.file)).items():
                     fields = [*data.schema, pyarrow.field(name, values.type)]
                     data = pyarrow.RecordBatch.from_arrays([*data.columns, values], schema=pyarrow.schema(fields))
-            yield Batch(batch.rows, data.select(list(columns)))
+            yield Batch(batch.rows, data.select(list(columns)), batch.file)
 
     def split(self, parts: int) -> list[tuple[int, int]]:
         return self._source.split(parts)
@@ -185,4 +185,5 @@ class Filtered(Source):
         for batch in self._source.batches(read, start, stop):
             chosen = self._rows.chosen(batch)
             if chosen.any():
-                yield Batch(batch.rows[chosen], batch.data.select(list(columns)).filter(pyarrow.array(chosen)))
+                data = batch.data.select(list(columns)).filter(pyarrow.array(chosen))
+                yield Batch(batch.rows[chosen], data, batch.file)

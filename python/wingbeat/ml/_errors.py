@@ -74,6 +74,19 @@ class InvalidFeatures(DatasetError):
     row: int | None
 
 
+class InvalidFolds(DatasetError):
+    """The fold of a row (`CrossValidator.foldCol`) is none of those that there are.
+
+    Attributes:
+        column: The column.
+        row: The first such row, counted from 0; None if it is unknown, or if the column holds no numbers.
+    """
+
+    __module__ = "wingbeat.ml"
+    column: str
+    row: int | None
+
+
 class InvalidLabels(DatasetError):
     """Labels are null, NaN, or not those that the algorithm needs.
 

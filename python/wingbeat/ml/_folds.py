@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.ml import _columns
-from wingbeat.ml._errors import InvalidFeatures
+from wingbeat.ml._errors import InvalidFeatures, InvalidFolds
 from wingbeat.ml._source import Batch
 
 if TYPE_CHECKING:
@@ -97,14 +97,17 @@ class NamedFold:
     def chosen(self, batch: Batch) -> Array:
         import numpy
 
-        folds = _columns.scalars(batch, self.column)
+        try:
+            folds = _columns.scalars(batch, self.column)
+        except InvalidFeatures as error:
+            raise InvalidFolds(str(error), column=self.column, row=None) from None
         wrong = ~numpy.isin(folds, numpy.arange(self.folds))
         if wrong.any():
             place = int(wrong.argmax())
             row, found = int(batch.rows[place]), folds[place]
             value = "null or NaN" if numpy.isnan(found) else f"{found:g}"
             message = f"column {self.column!r}, row {row}: the fold is {value}, and has to be 0 to {self.folds - 1}"
-            raise InvalidFeatures(message, column=self.column, row=row)
+            raise InvalidFolds(message, column=self.column, row=row)
         inside: Array = (folds == self.fold) == self.is_inside
         return inside
 

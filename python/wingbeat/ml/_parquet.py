@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wingbeat import _interrupts
+from wingbeat._files import _places
+from wingbeat._files._contents import PARQUET, DataFile, Inspected, first_difference, inspect
+from wingbeat._files._reading import OpenFiles, rows_of
 from wingbeat.ml._errors import SchemaMismatch, UnreadableFile
 from wingbeat.ml._source import BATCH_ROWS, Batch, Source
 
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
 _FOOTERS_AT_ONCE = 16
 # What a batch takes, about, so that wide rows do not fill the memory.
 _BATCH_BYTES = 4 << 20
-# A column of a row group is read in pieces of this size, and not whole.
-_BUFFER_BYTES = 1 << 20
 # Bytes of a file that are copied at once: the least that S3 takes as a part of an object is 5 MiB.
 _COPIED_BYTES = 8 << 20
 
@@ -33,20 +34,22 @@ class _Part:
     """A file.
 
     Attributes:
-        path: Where it is.
         filesystem: What opens it.
-        rows: The rows of each row group.
+        file: What is in it.
         nbytes: Its size, uncompressed.
     """
 
-    path: str
     filesystem: Any
-    rows: tuple[int, ...]
+    file: DataFile
     nbytes: int
 
     @property
+    def path(self) -> str:
+        return self.file.path
+
+    @property
     def num_rows(self) -> int:
-        return sum(self.rows)
+        return sum(self.file.unit_rows)
 
 
 class FileSource(Source):
@@ -87,7 +90,7 @@ class FileSource(Source):
         """Divides the rows into consecutive ranges, at the ends of row groups where that leaves them about equal: a row
         group can only be decoded from its beginning."""
         ends, row = [0], 0
-        for rows in (rows for part in self._parts for rows in part.rows):
+        for rows in (rows for part in self._parts for rows in part.file.unit_rows):
             row += rows
             ends.append(row)
         slack = self._num_rows // parts // 8
@@ -99,11 +102,13 @@ class FileSource(Source):
 
     def batches(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[Batch]:
         last = self._num_rows if stop is None else min(stop, self._num_rows)
+        schema = self.schema(columns)
         first = 0
         for part in self._parts:
             end = first + part.num_rows
             if first < last and end > start:
-                yield from _read(part, first, list(columns), start, last)
+                with _of_ml("read {} as Parquet"):
+                    yield from _read(part, first, schema, start, last, len(self._parts) > 1)
             first = end
 
 
@@ -122,13 +127,20 @@ def open_files(paths: Sequence[str | os.PathLike[str]]) -> FileSource:
         SchemaMismatch: A file has other columns than the first one.
     """
     found = [file for path in paths for file in _find(os.fspath(path))]
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
-        footers = list(threads.map(lambda file: _footer(*file), found))
-    parts = [part for part, _ in footers]
-    schema = footers[0][1]
-    for part, other in footers[1:]:
-        _compare(parts[0].path, schema, part.path, other)
-    return FileSource(parts, schema)
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads, _of_ml("read {} as Parquet"):
+        inspected = list(threads.map(lambda one: inspect(one[0], one[1], PARQUET), found))
+    parts = [_part(filesystem, path, about) for (filesystem, path), about in zip(found, inspected)]
+    first = inspected[0].schema
+    for part, about in zip(parts[1:], inspected[1:]):
+        differs = first_difference(first, about.schema, [*first.names, *about.schema.names])
+        if differs is not None:
+            raise _mismatch(parts[0].path, part.path, *differs)
+    return FileSource(parts, first)
+
+
+def _part(filesystem: Any, path: str, about: Inspected) -> _Part:
+    file = DataFile(path, PARQUET, about.unit_rows, size=about.size, modified_ns=about.modified_ns)
+    return _Part(filesystem, file, about.nbytes)
 
 
 def write_file(source: Source, path: str) -> None:
@@ -191,109 +203,53 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     Raises:
         UnreadableFile: Neither knows the scheme.
     """
-    from pyarrow import fs
-
-    if "://" not in path:
-        return fs.LocalFileSystem(), os.path.abspath(path)
-    try:
-        filesystem, inner = fs.FileSystem.from_uri(path)
-        return filesystem, inner
-    except Exception as own:
-        try:
-            import fsspec  # type: ignore[import-untyped,unused-ignore]
-
-            other, inner = fsspec.core.url_to_fs(path)
-            return fs.PyFileSystem(fs.FSSpecHandler(other)), inner
-        except Exception as error:
-            raise UnreadableFile(f"cannot open {path}: pyarrow: {own}; fsspec: {error}", file=path) from error
+    with _of_ml("open {}"):
+        return _places.filesystem_of(path)
 
 
 def _find(path: str) -> list[tuple[Any, str]]:
-    from pyarrow import fs
-
     filesystem, inner = filesystem_of(path)
-    try:
-        info = filesystem.get_file_info(inner)
-        if info.type == fs.FileType.File:
-            return [(filesystem, inner)]
-        listed = filesystem.get_file_info(fs.FileSelector(inner, recursive=True)) if info.type == fs.FileType.Directory else []
-    except OSError as error:
-        raise UnreadableFile(f"cannot read {path}: {error}", file=path) from error
-    if info.type != fs.FileType.Directory:
-        raise UnreadableFile(f"cannot read {path}: there is no such file or folder", file=path)
-    root = inner.rstrip("/")
-    files = sorted(one.path for one in listed if one.is_file and _is_data(one.path[len(root) :]))
+    with _of_ml("read {}"):
+        files = _places.files_below(filesystem, inner, path, ".parquet")
+    if files is None:
+        return [(filesystem, inner)]
     if not files:
         raise UnreadableFile(f"cannot read {path}: the folder has no file whose name ends with .parquet", file=path)
     return [(filesystem, file) for file in files]
 
 
-def _is_data(path: str) -> bool:
-    return path.endswith(".parquet") and not any(part.startswith(("_", ".")) for part in path.split("/"))
-
-
-def _footer(filesystem: Any, path: str) -> tuple[_Part, pyarrow.Schema]:
-    from pyarrow import parquet
-
-    with _named(path), parquet.ParquetFile(path, filesystem=filesystem) as file:
-        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-        rows = tuple(group.num_rows for group in groups)
-        return _Part(path, filesystem, rows, sum(group.total_byte_size for group in groups)), file.schema_arrow
-
-
-def _read(part: _Part, first: int, columns: list[str], start: int, stop: int) -> Iterator[Batch]:
-    """The rows of a file from `start` to `stop`. Its own first row is `first`."""
+def _read(
+    part: _Part, first: int, schema: pyarrow.Schema, start: int, stop: int, is_named: bool
+) -> Iterator[Batch]:
+    """The rows of a file from `start` to `stop`. Its own first row is `first`. Errors name it if there are others."""
     import numpy
-    from pyarrow import parquet
 
-    wanted: list[int] = []
-    row = first
-    begins = row
-    for index, rows in enumerate(part.rows):
-        if rows and row < stop and row + rows > start:
-            begins = begins if wanted else row
-            wanted.append(index)
-        row += rows
     batch_rows = max(1, min(BATCH_ROWS, _BATCH_BYTES * part.num_rows // max(part.nbytes, 1)))
-    with _named(part.path), parquet.ParquetFile(
-        part.path,
-        filesystem=part.filesystem,
-        buffer_size=_BUFFER_BYTES,
-        pre_buffer=False,
-        page_checksum_verification=True,
-    ) as file:
-        row = begins
-        for data in file.iter_batches(batch_rows, wanted, columns, use_threads=False):
-            _interrupts.check()
-            skipped = max(start - row, 0)
-            # pyarrow reads columns in the order of the file.
-            kept = data.select(columns).slice(skipped, max(min(stop - row, data.num_rows) - skipped, 0))
-            if kept.num_rows:
-                yield Batch(numpy.arange(row + skipped, row + skipped + kept.num_rows), kept)
-            row += data.num_rows
-            if row >= stop:
+    files = OpenFiles(part.filesystem)
+    row = first
+    for unit, rows in enumerate(part.file.unit_rows):
+        begins, row = row, row + rows
+        if not rows or begins >= stop or row <= start:
+            continue
+        at = max(begins, start)
+        for table in rows_of(files, part.file, unit, schema, skipped=at - begins, piece_rows=batch_rows):
+            for data in table.slice(0, stop - at).to_batches():
+                _interrupts.check()
+                yield Batch(numpy.arange(at, at + data.num_rows), data, (part.path, first) if is_named else None)
+                at += data.num_rows
+            if at >= stop:
                 return
 
 
-def _compare(first: str, schema: Any, path: str, other: Any) -> None:
-    for name in [*schema.names, *other.names]:
-        here = schema.field(name).type if name in schema.names else None
-        there = other.field(name).type if name in other.names else None
-        if here != there:
-            said = [f"has the column {name!r} of type {kind}" if kind else f"has no column {name!r}" for kind in (there, here)]
-            raise SchemaMismatch(f"{path} {said[0]}; the first file, {first}, {said[1]}", file=path, column=name)
+def _mismatch(first: str, path: str, name: str, here: Any, there: Any) -> SchemaMismatch:
+    said = [f"has the column {name!r} of type {kind}" if kind else f"has no column {name!r}" for kind in (there, here)]
+    return SchemaMismatch(f"{path} {said[0]}; the first file, {first}, {said[1]}", file=path, column=name)
 
 
-class _named:
-    """Names the file in what pyarrow raises."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        import pyarrow
-
-        if isinstance(error, (pyarrow.ArrowException, OSError)) and not isinstance(error, UnreadableFile):
-            raise UnreadableFile(f"cannot read {self._path} as Parquet: {error}", file=self._path) from error
+@contextlib.contextmanager
+def _of_ml(doing: str) -> Iterator[None]:
+    """Makes an `UnreadableFile` of what reading files raises, which could not be done as these words say."""
+    try:
+        yield
+    except _places.UnreadableError as error:
+        raise UnreadableFile(f"cannot {doing.format(error.path)}: {error.why}", file=error.path) from error.__cause__

@@ -7,6 +7,7 @@ what is loaded here if they are there. Parameters that Spark does not have are i
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import wingbeat
+from wingbeat._own_folder import own_folder
 from wingbeat.ml._errors import MlError
 from wingbeat.ml.param import Params
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 METADATA = "metadata.json"
 # The release whose layout this is.
 _SPARK = "4.0.1"
+# The end of the names of files with weights that are no pickles.
+_SAFE = ".safetensors"
 _OURS, _THEIRS = "wingbeat.ml.", "pyspark.ml.connect."
 # Parameters that pyspark's classes do not have, and so would fail to load.
 _OWN = frozenset({"localBytes", "numWorkers", "useGpu", "collectSubModels", "skipFailedTrials"})
@@ -79,14 +83,9 @@ class Savable(Params):
 
         Raises:
             FileNotFoundError: There is no such folder, or it has no `metadata.json`.
-            MlError: The folder holds an object of another class, or one that is unknown here.
+            MlError: The folder holds an object of another class, one that is unknown here, or a damaged one.
         """
-        with open(os.path.join(path, METADATA), encoding="utf-8") as file:
-            metadata = json.load(file)
-        loaded = load(metadata, path)
-        if not isinstance(loaded, cls):
-            raise MlError(f"{path} holds a {type(loaded).__name__}, and no {cls.__name__}")
-        return loaded
+        return _loaded(cls, path, path)
 
     def save(self, path: str, *, overwrite: bool = False) -> None:
         """Saves this object, also in an object store.
@@ -116,7 +115,7 @@ class Savable(Params):
             _check_content(path, filesystem, inner, overwrite)
         elif there != fs.FileType.NotFound:
             raise FileExistsError(f"{path} already exists and is no folder: remove it, or choose another path")
-        with tempfile.TemporaryDirectory(prefix="wingbeat-model-") as folder:
+        with own_folder("wingbeat-model-") as folder:
             self.saveToLocal(os.path.join(folder, "model"))
             if there == fs.FileType.Directory:
                 # Not the folder itself, which may be a bucket.
@@ -136,16 +135,16 @@ class Savable(Params):
 
         Raises:
             FileNotFoundError: There is no such folder, or it has no `metadata.json`.
-            MlError: The folder holds an object of another class, or one that is unknown here.
+            MlError: The folder holds an object of another class, one that is unknown here, or a damaged one.
         """
         from pyarrow import fs
 
         from wingbeat.ml._parquet import filesystem_of
 
         filesystem, inner = filesystem_of(path)
-        with tempfile.TemporaryDirectory(prefix="wingbeat-model-") as folder:
+        with own_folder("wingbeat-model-") as folder:
             fs.copy_files(inner, folder, source_filesystem=filesystem)
-            return cls.loadFromLocal(folder)
+            return _loaded(cls, folder, path)
 
     def _save(self, root: str, node: list[str]) -> dict[str, Any]:
         """Writes this object's files, and returns its metadata.
@@ -234,9 +233,15 @@ class CoreModel(Savable):
         from safetensors.numpy import load_file
 
         path = os.path.join(root, os.path.basename(metadata["core_model_path"]))
-        beside = _beside(path)
-        weights = load_file(beside) if os.path.exists(beside) else self._read_spark(path)
-        self._take(weights, metadata.get("extra") or {})
+        if os.path.exists(_beside(path)):
+            path = _beside(path)
+        try:
+            weights = load_file(path) if path.endswith(_SAFE) else self._read_spark(path)
+            self._take(weights, metadata.get("extra") or {})
+        except (ImportError, MemoryError, OSError):
+            raise
+        except Exception as error:
+            raise MlError(f"{os.path.basename(path)} is damaged, or another's: {_said(error)}") from error
 
     def _weights(self) -> dict[str, numpy.ndarray[Any, Any]]:
         raise NotImplementedError
@@ -249,6 +254,54 @@ class CoreModel(Savable):
 
     def _read_spark(self, path: str) -> dict[str, numpy.ndarray[Any, Any]]:
         raise NotImplementedError
+
+
+def of_width(weights: dict[str, numpy.ndarray[Any, Any]], *names: str) -> list[numpy.ndarray[Any, Any]]:
+    """Weights that have a number for each feature.
+
+    Args:
+        weights: The weights.
+        *names: Their names.
+
+    Returns:
+        The weights of these names.
+
+    Raises:
+        MlError: They differ in length, or are no numbers in a row.
+    """
+    found = [weights[name] for name in names]
+    if any(one.ndim != 1 or one.dtype.kind != "f" or len(one) != len(found[0]) for one in found):
+        shapes = ", ".join(f"{name} {one.dtype} {one.shape}" for name, one in zip(names, found))
+        raise MlError(f"each has to have a number for each feature, and they are {shapes}")
+    return found
+
+
+def _loaded(kind: type[Loaded], folder: str, shown: str) -> Loaded:
+    """Loads an object of a folder, which errors call `shown`."""
+    path = os.path.join(folder, METADATA)
+    if not os.path.exists(path):
+        raise FileNotFoundError(errno.ENOENT, f"there is no saved object in {shown}: it has no {METADATA}", shown)
+    try:
+        with open(path, encoding="utf-8") as file:
+            metadata = json.load(file)
+        if not isinstance(metadata, dict):
+            raise MlError(f"its {METADATA} is no object of JSON")
+        loaded = load(metadata, folder)
+    except (ImportError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        raise MlError(f"{shown} cannot be loaded: {_said(error)}") from error
+    if not isinstance(loaded, kind):
+        raise MlError(f"{shown} holds a {type(loaded).__name__}, and no {kind.__name__}")
+    return loaded
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, MlError):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return f"{type(error).__name__}: {error}"
 
 
 def load(metadata: dict[str, Any], root: str) -> Savable:
@@ -266,7 +319,7 @@ def load(metadata: dict[str, Any], root: str) -> Savable:
     """
     if metadata.get("type") != "spark_connect":
         raise MlError(
-            f"{root} was not saved by pyspark.ml.connect or wingbeat.ml: its metadata has the type {metadata.get('type')!r}. "
+            f"it was not saved by pyspark.ml.connect or wingbeat.ml: its metadata has the type {metadata.get('type')!r}. "
             "Models of pyspark.ml (without connect) have another format"
         )
     made = _class(metadata["class"])()
@@ -346,4 +399,4 @@ def _put(made: str, path: str, replaced: str, overwrite: bool) -> None:
 def _beside(path: str) -> str:
     for suffix in (".torch", ".sklearn.pkl"):
         path = path[: -len(suffix)] if path.endswith(suffix) else path
-    return path + ".safetensors"
+    return path + _SAFE

@@ -44,6 +44,8 @@ class Settings:
     fit_intercept: bool
     seed: int
     ranks: int
+    # What progress calls this training.
+    name: str = "LogisticRegression"
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def _train(examples: Examples, facts: Facts, first: int, settings: Settings, gro
     with torch.inference_mode(), _threads.few(settings.batch_size * width * classes):
         run = _Run(examples, first, classes, width, facts.rows / facts.weight, settings, group.device, all_reduce)
         run.start(facts.features)
-        progress = Progress(settings.max_iter, facts.rows, group.rank == 0)
+        progress = Progress(settings.name, settings.max_iter, facts.rows, group.rank == 0)
         losses: list[float] = []
         small = 0
         for epoch in range(settings.max_iter):

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from typing import TypeVar
 
+from wingbeat.ml import _shards
 from wingbeat.ml.param import Param, Params, TypeConverters, at_least
 
 Owner = TypeVar("Owner", bound=Params)
@@ -366,7 +366,7 @@ class HasNumWorkers(Params):
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(numWorkers=min(os.cpu_count() or 1, 8))
+        self._setDefault(numWorkers=min(_shards.local_cpus(), 8))
 
     def getNumWorkers(self) -> int:
         """Gets `numWorkers`."""
@@ -376,3 +376,7 @@ class HasNumWorkers(Params):
     def setNumWorkers(self: Owner, value: int) -> Owner:
         """Sets `numWorkers`."""
         return self._set(numWorkers=value)
+
+    def _workers(self) -> int | None:
+        """What a program has set; None for what is usual, which a cluster may say."""
+        return self.getNumWorkers() if self.isSet(self.numWorkers) else None

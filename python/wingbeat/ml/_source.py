@@ -24,10 +24,12 @@ class Batch(NamedTuple):
     Attributes:
         rows: Where each is in the data set.
         data: The rows.
+        file: The file in which they are, and where its first row is in the data set; None if there are not several files.
     """
 
     rows: numpy.ndarray[Any, Any]
     data: pyarrow.RecordBatch
+    file: tuple[str, int] | None = None
 
 
 class Rows(Protocol):
@@ -171,6 +173,7 @@ class TableSource(Source):
         return False
 
     def table(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
+        self.require(self.column_names if columns is None else columns)
         return self._rows if columns is None else self._rows.select(list(columns))
 
     def schema(self, columns: Sequence[str]) -> pyarrow.Schema:
@@ -209,6 +212,7 @@ class _FrameSource(TableSource):
     def table(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
         names = tuple(self.column_names if columns is None else columns)
         if names not in self._converted:
+            self.require(names)
             self._converted[names] = self._convert(list(names))
         return self._converted[names]
 
@@ -282,8 +286,12 @@ def open_source(dataset: Any) -> Source:
     if root == "pandas" and hasattr(dataset, "columns"):
         return PandasSource(dataset)
     if hasattr(dataset, "__arrow_c_stream__"):
-        return TableSource(pyarrow.table(dataset))
+        try:
+            return TableSource(pyarrow.table(dataset))
+        except pyarrow.ArrowInvalid:  # a series: a column, and no table
+            pass
     hint = ": write it as Parquet, and pass the path" if root == "pyspark" else ""
+    hint = ": call .to_frame()" if kind.endswith(".Series") else hint
     raise UnsupportedDataset(
         f"a data set must be a pyarrow Table, a pandas or polars DataFrame, or the path of Parquet files; this is a {kind}{hint}"
     )

@@ -68,6 +68,8 @@ def read(path: str) -> dict[str, numpy.ndarray[Any, Any]]:
         with _loading, torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Softmax]):
             model = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise MlError(f"{path} holds no logistic regression of Spark: {error}") from error
+        raise MlError(f"it holds no logistic regression of Spark: {error}") from error
+    if not isinstance(model, nn.Sequential) or not len(model) or not isinstance(model[0], nn.Linear):
+        raise MlError(f"it holds no logistic regression of Spark, but a {type(model).__name__}")
     state = model[0].state_dict()
     return {name: state[name].numpy() for name in state}

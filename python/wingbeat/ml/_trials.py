@@ -1,30 +1,15 @@
-"""Runs trials at the same time. A trial is a function of this process, which may start ranks of its own."""
+"""The trials of a `CrossValidator`: functions of this process, which may run on ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+import queue
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from wingbeat import _interrupts
-
-# How long a wait for trials takes at most. polars sets a handler of SIGINT with SA_RESTART: then a signal does not end a
-# wait, and Python looks for it once that has ended.
-_LOOK_S = 0.5
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Something to try.
-
-    Attributes:
-        name: What errors and progress call it.
-        run: Runs it.
-    """
-
-    name: str
-    run: Callable[[], Any]
+from wingbeat._trials import _engine, _trial
+from wingbeat._trials._display import Display
 
 
 @dataclass(frozen=True)
@@ -40,71 +25,104 @@ class Outcome:
     error: Exception | None
 
 
-class Engine(Protocol):
-    """Runs trials. `CrossValidator` calls it; `ThreadEngine` implements it."""
+class Trial(_trial.Trial):
+    """A function to try.
 
-    def run(self, trials: Sequence[Trial], parallelism: int, *, stops_at_failure: bool) -> list[Outcome | None]:
-        """Runs trials to their end.
+    Args:
+        name: What errors and progress call it.
+        function: The function.
+        parameters: Its parameters, on a line.
+        metrics: Which metrics there are in what it returns, for progress; None for none.
+    """
 
-        Args:
-            trials: The trials.
-            parallelism: How many run at the same time at most.
-            stops_at_failure: Whether no further trial is started once one has failed.
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[], Any],
+        parameters: str = "",
+        metrics: Callable[[Any], Mapping[str, float]] | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.value: Any = None
+        self.interrupts: Sequence[_interrupts.Interrupt] = ()
+        self._function, self._parameters, self._metrics = function, parameters, metrics
 
-        Returns:
-            The outcome of each trial; None for one that was not started.
-        """
+    @property
+    def parameters(self) -> str:
+        return self._parameters
+
+    @property
+    def waits(self) -> bool:  # for room on the cluster, if it does: that is not known
+        return False
+
+    def _run(self) -> None:
+        with _interrupts.under(self.interrupts):
+            self.run_here()
+
+    def run_here(self) -> None:
+        """Runs it in this thread."""
+        _interrupts.check()
+        self.value = self._function()
+
+    def finish(self) -> None:
+        super().finish()
+        if self.error is None and self._metrics is not None:
+            self.reports.append(dict(self._metrics(self.value)))
+
+    def outcome(self) -> Outcome | None:
+        """What came of it; None if it was not started."""
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise self.error
+        return Outcome(self.value, self.error) if self.ended else None
 
 
-class ThreadEngine:
-    """Runs each trial in a thread. Ctrl-C interrupts them: `_interrupts` says where they end."""
+def run(
+    trials: Sequence[Trial], parallelism: int, *, stops_at_failure: bool, metric: str | None = None, mode: str | None = None
+) -> list[Outcome | None]:
+    """Runs trials to their end. Ctrl-C interrupts them: `_interrupts` says where they end.
 
-    def run(self, trials: Sequence[Trial], parallelism: int, *, stops_at_failure: bool) -> list[Outcome | None]:
-        if parallelism == 1:  # here, where Ctrl-C stops what runs
-            return _one_by_one(trials, stops_at_failure)
-        pool = ThreadPoolExecutor(parallelism, thread_name_prefix="trial")
-        interrupt = _interrupts.Interrupt()
+    Args:
+        trials: The trials.
+        parallelism: How many run at the same time at most. One alone runs in this thread, where Ctrl-C stops what runs.
+        stops_at_failure: Whether no further trial is started once one has failed.
+        metric: The metric to improve, for progress.
+        mode: "max" or "min".
+
+    Returns:
+        The outcome of each trial; None for one that was not started.
+    """
+    _Fitting(trials, parallelism, stops_at_failure, Display(metric, mode, title="CrossValidator", is_quiet=True)).run()
+    return [trial.outcome() for trial in trials]
+
+
+class _Fitting(_engine.Engine[Trial]):
+    def __init__(self, trials: Sequence[Trial], parallelism: int, stops_at_failure: bool, display: Display) -> None:
+        super().__init__(display)
+        self.most = parallelism
+        self._waiting, self._stops_at_failure = iter(trials), stops_at_failure
+        self._interrupt = _interrupts.Interrupt()
+
+    def next_trial(self) -> Trial | None:
+        return next(self._waiting, None)
+
+    def start(self, trial: Trial, done: queue.SimpleQueue[_trial.Trial]) -> None:
         # A trial may run trials of its own, which end with it.
-        interrupts = (*_interrupts.current(), interrupt)
+        trial.interrupts = (*_interrupts.current(), self._interrupt)
+        if self.most > 1:
+            trial.start(done, is_daemon=False)
+            return
+        trial.launch()
         try:
-            futures = [pool.submit(_run, trial, interrupts) for trial in trials]
-            until = FIRST_EXCEPTION if stops_at_failure else ALL_COMPLETED
-            while True:
-                done, waiting = wait(futures, _LOOK_S, until)
-                if not waiting or (stops_at_failure and any(future.exception() is not None for future in done)):
-                    break
-            # Those that run go on to their end.
-            pool.shutdown(wait=True, cancel_futures=True)
-            return [None if future.cancelled() else _outcome(future) for future in futures]
-        except KeyboardInterrupt:
-            interrupt.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _run(trial: Trial, interrupts: Sequence[_interrupts.Interrupt]) -> Any:
-    with _interrupts.under(interrupts):
-        _interrupts.check()
-        return trial.run()
-
-
-def _one_by_one(trials: Sequence[Trial], stops_at_failure: bool) -> list[Outcome | None]:
-    outcomes: list[Outcome | None] = []
-    for trial in trials:
-        _interrupts.check()
-        try:
-            outcomes.append(Outcome(trial.run(), None))
+            trial.run_here()
         except Exception as error:
-            outcomes.append(Outcome(None, error))
-            if stops_at_failure:
-                break
-    return outcomes + [None] * (len(trials) - len(outcomes))
+            trial.error = error
+        done.put(trial)
 
+    def on_end(self, trial: Trial) -> None:
+        if self._stops_at_failure and trial.error is not None:
+            self.has_more = False  # those that run go on to their end
+        if trial.error is not None and not isinstance(trial.error, Exception):
+            raise trial.error
 
-def _outcome(future: Future[Any]) -> Outcome:
-    error = future.exception()
-    if error is None:
-        return Outcome(future.result(), None)
-    if not isinstance(error, Exception):
-        raise error
-    return Outcome(None, error)
+    def end_all(self, error: BaseException) -> None:
+        self._interrupt.set()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.ml import _columns, _examples, _sgd, _shards, _torch_file
-from wingbeat.ml._errors import InvalidParameter
+from wingbeat.ml import _columns, _examples, _progress, _sgd, _shards, _torch_file
+from wingbeat.ml._errors import InvalidParameter, MlError
 from wingbeat.ml._saving import CoreModel
 from wingbeat.ml._shared import (
     HasBatchSize,
@@ -139,6 +140,7 @@ class LogisticRegression(Predictor["LogisticRegressionModel"], _LogisticRegressi
             fit_intercept=self.getFitIntercept(),
             seed=self.getSeed(),
             ranks=self.getNumTrainWorkers(),
+            name=_progress.name_of(type(self).__name__),
         )
         fitted = self._train(source, settings)
         classes, features = fitted.weight.shape
@@ -150,23 +152,23 @@ class LogisticRegression(Predictor["LogisticRegressionModel"], _LogisticRegressi
         is_alone = settings.ranks == 1 and not os.environ.get("WINGBEAT_ADDRESS")
         if source.nbytes(settings.columns.names) <= self.getLocalBytes() or is_alone:
             return _sgd.fit_here(source, settings, self._device())
-        use_gpu = self._uses_gpus(settings.ranks)
+        on_ranks = functools.partial(_shards.on_ranks, parameter="numTrainWorkers", use_gpu=self._uses_gpus(settings.ranks))
         if source.is_in_files:
             sent = (source, source.split(settings.ranks), settings)
-            fitted: _sgd.Fitted = _shards.on_ranks(_sgd.fit_rank, sent, settings.ranks, use_gpu=use_gpu)
+            fitted: _sgd.Fitted = on_ranks(_sgd.fit_rank, sent, settings.ranks)
             return fitted
         # What is wrong with a table is known before any rank starts.
         if source.nbytes(settings.columns.names) <= _examples.MEMORY_BYTES:
             examples = _examples.Examples(source, settings.columns, 0, None, settings.fit_intercept)
             examples.facts.classes(settings.columns, settings.ranks)
             if examples.is_in_memory:  # small integers take more as float32
-                fitted = _shards.on_ranks(_sgd.fit_rows, (examples, settings), settings.ranks, use_gpu=use_gpu)
+                fitted = on_ranks(_sgd.fit_rows, (examples, settings), settings.ranks)
                 return fitted
         else:
             _examples.check(source, settings.columns).classes(settings.columns, settings.ranks)
         table = source.table(settings.columns.names)
         args = (None, [(0, 0)] * settings.ranks, settings)
-        fitted = _shards.on_ranks(_sgd.fit_rank, args, settings.ranks, table=table, use_gpu=use_gpu)
+        fitted = on_ranks(_sgd.fit_rank, args, settings.ranks, table=table)
         return fitted
 
     def _device(self) -> str:
@@ -263,8 +265,13 @@ class LogisticRegressionModel(PredictionModel, _LogisticRegressionParams, CoreMo
         return {name: state[name].numpy() for name in state}
 
     def _take(self, weights: dict[str, numpy.ndarray[Any, Any]], extra: dict[str, Any]) -> None:
-        self.torch_model = _torch_file.layer(weights["weight"], weights.get("bias"))
-        self.num_features, self.num_classes = extra["num_features"], extra["num_classes"]
+        weight, bias = weights["weight"], weights.get("bias")
+        shape = (extra["num_classes"], extra["num_features"])
+        if weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
+            found = f"{weight.shape}" if bias is None else f"{weight.shape} and {bias.shape}"
+            raise MlError(f"its weights have the shapes {found}, and the metadata says {shape[0]} classes of {shape[1]} features")
+        self.torch_model = _torch_file.layer(weight, bias)
+        self.num_classes, self.num_features = shape
 
     def _write_spark(self, path: str) -> None:
         _torch_file.write(path, self.torch_model)

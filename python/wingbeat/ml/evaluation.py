@@ -37,7 +37,7 @@ class _Evaluator(Evaluator, HasLabelCol, HasLocalBytes, HasNumWorkers):
 
     def _reduce(self, make: Any, source: Source, column: str) -> Any:
         """Passes once over the labels and another column."""
-        state = _shards.reduce(make, source, [column, self.getLabelCol()], self.getLocalBytes(), self.getNumWorkers())
+        state = _shards.reduce(make, source, [column, self.getLabelCol()], self.getLocalBytes(), self._workers())
         if not state.count:
             raise EmptyDataset("the data set has no rows to evaluate", rows=0, needed=1)
         return state
@@ -52,7 +52,7 @@ class RegressionEvaluator(_Evaluator, HasPredictionCol):
         labelCol: The column of labels.
         predictionCol: The column of predictions.
         localBytes: Files that are larger than this, uncompressed, are read by ranks.
-        numWorkers: How many ranks.
+        numWorkers: How many ranks; if it is not given, as many as this machine or the cluster has CPUs, and 8 at most.
     """
 
     metricName = Param("undefined", "metricName", "'rmse', 'mse' or 'r2'", one_of("rmse", "mse", "r2"))
@@ -96,7 +96,7 @@ class BinaryClassificationEvaluator(_Evaluator, HasProbabilityCol):
         labelCol: The column of labels.
         probabilityCol: The column of scores, or of arrays of the probabilities of both classes.
         localBytes: Files that are larger than this, uncompressed, are read by ranks.
-        numWorkers: How many ranks.
+        numWorkers: How many ranks; if it is not given, as many as this machine or the cluster has CPUs, and 8 at most.
     """
 
     metricName = Param(
@@ -140,7 +140,7 @@ class MulticlassClassificationEvaluator(_Evaluator, HasPredictionCol):
         labelCol: The column of labels.
         predictionCol: The column of predictions.
         localBytes: Files that are larger than this, uncompressed, are read by ranks.
-        numWorkers: How many ranks.
+        numWorkers: How many ranks; if it is not given, as many as this machine or the cluster has CPUs, and 8 at most.
     """
 
     metricName = Param("undefined", "metricName", "'accuracy'", one_of("accuracy"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.ml import _columns, _shards, _sklearn
 from wingbeat.ml._errors import InvalidFeatures, InvalidParameter
-from wingbeat.ml._saving import CoreModel
+from wingbeat.ml._saving import CoreModel, of_width
 from wingbeat.ml._shared import (
     HasFeatureSizes,
     HasInputCol,
@@ -53,7 +53,7 @@ class MaxAbsScaler(Estimator["MaxAbsScalerModel"], _Scaler):
         inputCol: The column of arrays.
         outputCol: The column that the model writes.
         localBytes: Files that are larger than this, uncompressed, are read by ranks.
-        numWorkers: How many ranks.
+        numWorkers: How many ranks; if it is not given, as many as this machine or the cluster has CPUs, and 8 at most.
     """
 
     @keyword_only
@@ -71,7 +71,7 @@ class MaxAbsScaler(Estimator["MaxAbsScalerModel"], _Scaler):
     def _fit(self, source: Source) -> MaxAbsScalerModel:
         import numpy
 
-        found = summarize(source, self.getInputCol(), self.getLocalBytes(), self.getNumWorkers())
+        found = summarize(source, self.getInputCol(), self.getLocalBytes(), self._workers())
         result = found.to_result(["min", "max", "count"])
         largest = numpy.maximum(numpy.abs(result["min"]), numpy.abs(result["max"]))
         return self._copyValues(MaxAbsScalerModel(largest, result["count"])._resetUid(self.uid))
@@ -105,7 +105,7 @@ class MaxAbsScalerModel(_ScalerModel):
         return {"max_abs": self.max_abs_values, "scale": self.scale_values, "count": _sklearn.count(self.n_samples_seen)}
 
     def _take(self, weights: dict[str, numpy.ndarray[Any, Any]], extra: dict[str, Any]) -> None:
-        self.max_abs_values, self.scale_values = weights["max_abs"], weights["scale"]
+        self.max_abs_values, self.scale_values = of_width(weights, "max_abs", "scale")
         self.n_samples_seen = int(weights["count"][0])
 
     def _write_spark(self, path: str) -> None:
@@ -125,7 +125,7 @@ class StandardScaler(Estimator["StandardScalerModel"], _Scaler):
         inputCol: The column of arrays.
         outputCol: The column that the model writes.
         localBytes: Files that are larger than this, uncompressed, are read by ranks.
-        numWorkers: How many ranks.
+        numWorkers: How many ranks; if it is not given, as many as this machine or the cluster has CPUs, and 8 at most.
     """
 
     @keyword_only
@@ -141,7 +141,7 @@ class StandardScaler(Estimator["StandardScalerModel"], _Scaler):
         self._set(**self._input_kwargs)
 
     def _fit(self, source: Source) -> StandardScalerModel:
-        found = summarize(source, self.getInputCol(), self.getLocalBytes(), self.getNumWorkers())
+        found = summarize(source, self.getInputCol(), self.getLocalBytes(), self._workers())
         result = found.to_result(["mean", "std", "count"])
         return self._copyValues(StandardScalerModel(result["mean"], result["std"], result["count"])._resetUid(self.uid))
 
@@ -183,7 +183,7 @@ class StandardScalerModel(_ScalerModel):
         return {"mean": self.mean_values, "std": self.std_values, "scale": self.scale_values, "count": count}
 
     def _take(self, weights: dict[str, numpy.ndarray[Any, Any]], extra: dict[str, Any]) -> None:
-        self.mean_values, self.std_values, self.scale_values = weights["mean"], weights["std"], weights["scale"]
+        self.mean_values, self.std_values, self.scale_values = of_width(weights, "mean", "std", "scale")
         self.n_samples_seen = int(weights["count"][0])
 
     def _write_spark(self, path: str) -> None:

@@ -141,16 +141,17 @@ def at_least(
         A type converter.
     """
 
-    def converted(value: Any) -> T:
-        number = convert(value)
-        # A NaN is in no range.
-        if not (cast(float, number) > least if is_open else cast(float, number) >= least):
-            raise ValueError(f"{number!r} is not {'more than' if is_open else 'at least'} {least}")
-        if below is not None and not cast(float, number) < below:
-            raise ValueError(f"{number!r} is not less than {below}")
-        return number
+    return functools.partial(_in_range, least, convert, below, is_open)
 
-    return converted
+
+def _in_range(least: float, convert: Callable[[Any], T], below: float | None, is_open: bool, value: Any) -> T:
+    number = convert(value)
+    # A NaN is in no range.
+    if not (cast(float, number) > least if is_open else cast(float, number) >= least):
+        raise ValueError(f"{number!r} is not {'more than' if is_open else 'at least'} {least}")
+    if below is not None and not cast(float, number) < below:
+        raise ValueError(f"{number!r} is not less than {below}")
+    return number
 
 
 def one_of(*names: str) -> Callable[[Any], str]:
@@ -163,14 +164,27 @@ def one_of(*names: str) -> Callable[[Any], str]:
         The type converter.
     """
 
-    def converted(value: Any) -> str:
-        if TypeConverters.toString(value) not in names:
-            near = nearest(value, names)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ValueError(f"{value!r} is not one of {', '.join(map(repr, names))}{hint}")
-        return str(value)
+    return functools.partial(_one_of, names)
 
-    return converted
+
+def _one_of(names: tuple[str, ...], value: Any) -> str:
+    if TypeConverters.toString(value) not in names:
+        near = nearest(value, names)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(f"{value!r} is not one of {', '.join(map(repr, names))}{hint}")
+    return str(value)
+
+
+def of_parts(extra: ParamMap | None) -> ParamMap | None:
+    """What a param map says of the parts of an object: a name as a key means the object itself.
+
+    Args:
+        extra: The param map.
+
+    Returns:
+        The entries whose keys are parameters.
+    """
+    return None if extra is None else {key: value for key, value in extra.items() if isinstance(key, Param)}
 
 
 def keyword_only(function: Function) -> Function:

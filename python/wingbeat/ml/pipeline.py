@@ -10,7 +10,7 @@ from wingbeat.ml._derived import Derived
 from wingbeat.ml._saving import Composite, Savable
 from wingbeat.ml._source import Source
 from wingbeat.ml.base import Estimator, Model, Transformer
-from wingbeat.ml.param import Param, ParamMap, keyword_only
+from wingbeat.ml.param import Param, ParamMap, keyword_only, of_parts
 
 __all__ = ["Pipeline", "PipelineModel"]
 
@@ -58,7 +58,7 @@ class Pipeline(Estimator["PipelineModel"], Composite):
             The copy.
         """
         other = super().copy(extra)
-        return other.setStages([stage.copy(extra) for stage in other.getStages()])
+        return other.setStages([stage.copy(of_parts(extra)) for stage in other.getStages()])
 
     def _fit(self, source: Source) -> PipelineModel:
         stages = self.getStages()
@@ -111,7 +111,7 @@ class PipelineModel(Model, Composite):
             The copy.
         """
         other = super().copy(extra)
-        other.stages = [stage.copy(extra) for stage in self.stages]
+        other.stages = [stage.copy(of_parts(extra)) for stage in self.stages]
         return other
 
     def _elements(self) -> Sequence[Transformer]:

@@ -175,14 +175,14 @@ def summarize_dataframe(
     return summarize(open_source(dataframe), column, localBytes, numWorkers).to_result(metrics)
 
 
-def summarize(source: Source, column: str, local_bytes: int, workers: int) -> SummarizerAggState:
+def summarize(source: Source, column: str, local_bytes: int, workers: int | None) -> SummarizerAggState:
     """Passes once over a column of arrays.
 
     Args:
         source: The data set.
         column: The column.
         local_bytes: Files that are larger than this, uncompressed, are read by ranks.
-        workers: How many ranks.
+        workers: How many ranks; None for as many as is usual.
 
     Returns:
         The statistics.

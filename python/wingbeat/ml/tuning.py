@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from wingbeat.ml import _saving
+from wingbeat.ml import _progress, _saving, _shards, _trials
 from wingbeat.ml._derived import Filtered
 from wingbeat.ml._errors import InvalidParameter, TooFewRows, TrialFailed, UnknownParameter
 from wingbeat.ml._folds import NamedFold, RandomFold
 from wingbeat.ml._saving import Composite, Savable
-from wingbeat.ml._shared import HasParallelism, HasSeed
+from wingbeat.ml._shared import HasLocalBytes, HasParallelism, HasSeed
 from wingbeat.ml._source import Source
-from wingbeat.ml._trials import Engine, Outcome, ThreadEngine, Trial
+from wingbeat.ml._trials import Outcome, Trial
 from wingbeat.ml.base import Estimator, Evaluator, Model, Transformer
-from wingbeat.ml.param import Param, ParamMap, TypeConverters, at_least, keyword_only
+from wingbeat.ml.param import Param, ParamMap, TypeConverters, at_least, keyword_only, of_parts
 
 __all__ = ["CrossValidator", "CrossValidatorModel", "ParamGridBuilder"]
 
@@ -192,9 +193,6 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         skipFailedTrials: Whether a trial may fail. Its metric is NaN then, and its param map is not chosen.
     """
 
-    # What runs the trials.
-    engine: Engine = ThreadEngine()
-
     @keyword_only
     def __init__(
         self,
@@ -269,7 +267,7 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         other = super().copy(extra)
         for param in (self.estimator, self.evaluator):
             if other.isSet(param):
-                other._set(**{param.name: other.getOrDefault(param).copy(extra)})
+                other._set(**{param.name: other.getOrDefault(param).copy(of_parts(extra))})
         return other
 
     def _fit(self, source: Source) -> CrossValidatorModel:
@@ -278,14 +276,21 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
             raise InvalidParameter("CrossValidator has no estimatorParamMaps: pass [{}] for the estimator as it is")
         for number, one in enumerate(maps):
             _check_map(estimator, one, number)
-        keeps = self.getCollectSubModels()
+        keeps, skips, parallelism = self.getCollectSubModels(), self.getSkipFailedTrials(), self.getParallelism()
+        on_ranks = parallelism > 1 and _fit_on_ranks(source, [estimator, evaluator], maps)
+        metric = str(evaluator.getOrDefault("metricName")) if evaluator.hasParam("metricName") else "metric"
         trials = [
-            Trial(f"fold {fold} with {_shown(one)}", _Run(estimator, evaluator, train, validation, one, keeps))
+            Trial(
+                name := f"fold {fold} with {_shown(one)}",
+                _Run(name, estimator, evaluator, train, validation, one, keeps, on_ranks),
+                _shown(one),
+                lambda value: {metric: value[0]},
+            )
             for fold, (train, validation) in enumerate(self._folds(source))
             for one in maps
         ]
-        skips = self.getSkipFailedTrials()
-        outcomes = self.engine.run(trials, self.getParallelism(), stops_at_failure=not skips)
+        mode = "max" if evaluator.isLargerBetter() else "min"
+        outcomes = _trials.run(trials, parallelism, stops_at_failure=not skips, metric=metric, mode=mode)
         failures = [
             _failure(trial, number // len(maps), maps[number % len(maps)], outcome.error)
             for number, (trial, outcome) in enumerate(zip(trials, outcomes))
@@ -311,6 +316,9 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         count, column = self.getNumFolds(), self.getFoldCol()
         if column:
             source.require([column])
+            # An error of the data set, and of no trial.
+            for batch in source.batches([column]):
+                NamedFold(0, count, column, True).chosen(batch)
             return [
                 (Filtered(source, NamedFold(fold, count, column, False)), Filtered(source, NamedFold(fold, count, column, True)))
                 for fold in range(count)
@@ -364,7 +372,7 @@ class CrossValidatorModel(Model, _CrossValidatorComposite):
             The copy.
         """
         other = super().copy(extra)
-        other.bestModel = self.bestModel.copy(extra)
+        other.bestModel = self.bestModel.copy(of_parts(extra))
         other.avgMetrics, other.stdMetrics = list(self.avgMetrics), list(self.stdMetrics)
         return other
 
@@ -387,16 +395,53 @@ class _Run:
     """A trial: fits a param map to some rows, and evaluates it on others. Returns the metric, and the model if it is kept."""
 
     def __init__(
-        self, estimator: Estimator[Any], evaluator: Evaluator, train: Source, validation: Source, params: ParamMap, keeps: bool
+        self,
+        name: str,
+        estimator: Estimator[Any],
+        evaluator: Evaluator,
+        train: Source,
+        validation: Source,
+        params: ParamMap,
+        keeps: bool,
+        is_on_rank: bool,
     ) -> None:
-        self._estimator, self._evaluator = estimator, evaluator
+        self._name, self._estimator, self._evaluator = name, estimator, evaluator
         self._train, self._validation = train, validation
-        self._params, self._keeps = params, keeps
+        self._params, self._keeps, self._is_on_rank = params, keeps, is_on_rank
 
     def __call__(self) -> tuple[float, Any]:
-        model = self._estimator.fit(self._train, self._params)
-        metric = self._evaluator.evaluate(model.transform(self._validation, self._params))
+        if self._is_on_rank:
+            value: tuple[float, Any] = _shards.on_ranks(self.fitted, (), 1)
+            return value
+        return self.fitted()
+
+    def fitted(self) -> tuple[float, Any]:
+        with _progress.of_trial(self._name):
+            model = self._estimator.fit(self._train, self._params)
+            metric = self._evaluator.evaluate(model.transform(self._validation, self._params))
         return metric, model if self._keeps else None
+
+
+def _fit_on_ranks(source: Source, objects: Sequence[Savable], maps: Sequence[ParamMap]) -> bool:
+    """Whether each trial runs on a rank of its own: a CPU of the cluster, if there is one, and not a thread beside others of
+    this process.
+
+    Not if it starts ranks itself, for which it would wait with others that do. Of classes that are not of `wingbeat.ml`, that is
+    not known, nor whether they need what this process has.
+    """
+    if not os.environ.get("WINGBEAT_ADDRESS"):
+        return False
+    nbytes = source.nbytes(source.column_names)
+    for params in maps:
+        for one in objects:
+            for part in _saving.by_uid(one.copy(params)).values():
+                if not type(part).__module__.startswith("wingbeat.ml.") or isinstance(part, CrossValidator):
+                    return False
+                if isinstance(part, HasLocalBytes) and part.getLocalBytes() < nbytes:
+                    return False
+                if part.hasParam("useGpu") and part.getOrDefault("useGpu"):
+                    return False
+    return True
 
 
 def _check_map(estimator: Estimator[Any], params: ParamMap, number: int) -> None:
@@ -423,7 +468,7 @@ def _shown(params: ParamMap) -> str:
 
 def _failure(trial: Trial, fold: int, params: ParamMap, error: Exception) -> TrialFailed:
     named = {param.name: value for param, value in params.items()}
-    failed = TrialFailed(f"the trial of {trial.name} failed: {type(error).__name__}: {error}", fold=fold, params=named)
+    failed = TrialFailed(f"the trial of {trial.trial_id} failed: {type(error).__name__}: {error}", fold=fold, params=named)
     failed.__cause__ = error
     return failed
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
+
+from wingbeat.train._unsupported import refuse
 
 EXPERIMENT = "WINGBEAT_EXPERIMENT"
+# Set in the ranks of a trial of `wingbeat.tune`: its name, and its folder.
+TRIAL, TRIAL_DIR = "WINGBEAT_TRIAL", "WINGBEAT_TRIAL_DIR"
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,9 @@ class Context:
         node_rank: The number of its node.
         run_id: An id that no other run has.
         restart_count: How often the group was started again after a failure.
-        experiment_name: `RunConfig.name` of a `TorchTrainer`, and else the run's id.
+        experiment_name: `RunConfig.name` of a `TorchTrainer` or a `Tuner`, and else the run's id.
+        trial_id: The trial of `wingbeat.tune` that this rank is of; None outside of one.
+        trial_dir: The folder of that trial; None outside of one.
     """
 
     world_rank: int
@@ -34,6 +41,8 @@ class Context:
     run_id: str
     restart_count: int
     experiment_name: str = ""
+    trial_id: str | None = None
+    trial_dir: str | None = None
 
     def get_world_rank(self) -> int:
         """The rank, from 0 to `get_world_size() - 1`."""
@@ -56,8 +65,28 @@ class Context:
         return self.node_rank
 
     def get_experiment_name(self) -> str:
-        """`RunConfig.name` of a `TorchTrainer`, and else the run's id."""
+        """`RunConfig.name` of a `TorchTrainer` or a `Tuner`, and else the run's id."""
         return self.experiment_name
+
+    def get_trial_id(self) -> str | None:
+        """The trial of `wingbeat.tune` that this rank is of; None outside of one."""
+        return self.trial_id
+
+    def get_trial_name(self) -> str | None:
+        """As `get_trial_id`: trials are named by their number."""
+        return self.trial_id
+
+    def get_trial_dir(self) -> str | None:
+        """The folder of the trial, with its `params.json` and `metrics.jsonl`; None outside of one."""
+        return self.trial_dir
+
+    def get_trial_resources(self) -> Any:
+        """Ray Tune's, and refused.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise refuse("Context.get_trial_resources", "put what the function has to know into param_space")
 
 
 def get_context() -> Context:
@@ -80,4 +109,6 @@ def get_context() -> Context:
         run_id=run_id,
         restart_count=number("TORCHELASTIC_RESTART_COUNT", 0),
         experiment_name=os.environ.get(EXPERIMENT, run_id),
+        trial_id=os.environ.get(TRIAL),
+        trial_dir=os.environ.get(TRIAL_DIR),
     )

@@ -26,6 +26,7 @@ class DatasetShard:
 
     def __init__(self, table: pyarrow.Table) -> None:
         self.table = table
+        self._iterations = 0
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -34,7 +35,7 @@ class DatasetShard:
         return self.table[key]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "table":  # not made yet: as while it is unpickled
+        if name in ("table", "_iterations"):  # not made yet: as while it is unpickled
             raise AttributeError(name)
         return getattr(self.table, name)
 
@@ -59,6 +60,7 @@ class DatasetShard:
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
         prefetch_batches: int = 1,
+        shuffle_seed: int | None = None,
     ) -> Iterator[Any]:
         """Iterates over batches of rows.
 
@@ -69,6 +71,8 @@ class DatasetShard:
             local_shuffle_buffer_size: If it is given, all rows of this rank are shuffled, whatever the size.
             local_shuffle_seed: The seed of that, for the same order again.
             prefetch_batches: Ignored: the rows are in memory.
+            shuffle_seed: If it is given, all rows of this rank are shuffled, in each iteration otherwise. Of a dataset in files,
+                rows of all ranks are.
 
         Yields:
             The batches.
@@ -84,6 +88,11 @@ class DatasetShard:
             import numpy
 
             table = table.take(numpy.random.default_rng(local_shuffle_seed).permutation(table.num_rows))
+        if shuffle_seed is not None:
+            from wingbeat.train._order import permutation
+
+            table = table.take(permutation(table.num_rows, shuffle_seed, self._iterations))
+        self._iterations += 1
         size = batch_size or max(1, table.num_rows)
         for begin in range(0, table.num_rows, size):
             batch = table.slice(begin, size)
@@ -102,6 +111,7 @@ class DatasetShard:
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
         prefetch_batches: int = 1,
+        shuffle_seed: int | None = None,
     ) -> Iterator[Any]:
         """Iterates over batches of rows as tensors.
 
@@ -114,6 +124,8 @@ class DatasetShard:
             local_shuffle_buffer_size: If it is given, all rows of this rank are shuffled, whatever the size.
             local_shuffle_seed: The seed of that, for the same order again.
             prefetch_batches: Ignored: the rows are in memory.
+            shuffle_seed: If it is given, all rows of this rank are shuffled, in each iteration otherwise. Of a dataset in files,
+                rows of all ranks are.
 
         Yields:
             A dict of tensors by column, or what `collate_fn` has made.
@@ -126,6 +138,7 @@ class DatasetShard:
             drop_last=drop_last,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
+            shuffle_seed=shuffle_seed,
         )
         made = _formats.tensors(dtypes, device, collate_fn)
         for batch in batches:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+from wingbeat._files._places import UnreadableError
 
 
 class DatasetError(ValueError):
@@ -74,3 +78,12 @@ class TooFewRowsError(DatasetError):
     """A dataset has no rows, or fewer than there are ranks."""
 
     __module__ = "wingbeat.train"
+
+
+@contextlib.contextmanager
+def of_train() -> Iterator[None]:
+    """Makes an `UnreadableFileError` of what reading files raises."""
+    try:
+        yield
+    except UnreadableError as error:
+        raise UnreadableFileError(error.path, error.why) from error.__cause__

@@ -59,12 +59,17 @@ def tensors(
 
     Returns:
         The function. It raises a TypeError for a column that holds what tensors cannot hold.
+
+    Raises:
+        ValueError: There are both a `collate_fn`, and a type or device.
     """
     import torch
 
     from wingbeat.train._device import get_device
 
     if collate_fn is not None:
+        if dtypes is not None or device != "auto":
+            raise ValueError("a collate_fn makes tensors itself: give no dtypes and no device with it")
         return collate_fn
     target = get_device() if device == "auto" else torch.device(device)
 

@@ -83,34 +83,41 @@ def gathered(picks: Sequence[Pick], count: int) -> pyarrow.Table:
         return pyarrow.concat_tables(
             [pick.window.table.slice(row.start, row.stop - row.start) for row, pick in zip(rows, picks)]
         )
-    back = None
-    schema = picks[0].window.table.schema
+    # Each column of all windows is put together, and gathered from once: to write the rows of each window to where they go, which
+    # are far from each other, takes longer.
+    windows = list({id(pick.window): pick.window for pick in picks}.values())
+    first = dict(zip(map(id, windows), np.cumsum([0, *(window.table.num_rows for window in windows)]).tolist()))
+    order = np.empty(count, np.int64)
+    for pick, row in zip(picks, rows):
+        begin = first[id(pick.window)]
+        if isinstance(row, slice):
+            order[pick.to] = np.arange(begin + row.start, begin + row.stop, row.step)
+        else:
+            np.add(row, begin, out=order[pick.to])
+    schema = windows[0].table.schema
     columns = []
     for number, field in enumerate(schema):
-        views = [pick.window.views[number] for pick in picks]
+        views = [window.views[number] for window in windows]
         if all(view is not None for view in views):
             made = _empty((count, *views[0].shape[1:]), views[0].dtype)
-            for view, row, pick in zip(views, rows, picks):
-                made[pick.to] = view[row] if isinstance(row, slice) else view.take(row, axis=0)
+            # All numbers are in range, and NumPy writes to `out` itself only if it need not check that.
+            np.take(_together(views), order, axis=0, out=made, mode="clip")
             columns.append(_array(field.type, made))
             continue
-        if back is None:
-            back = np.empty(count, np.int64)
-            back[np.concatenate([np.r_[pick.to] for pick in picks])] = np.arange(count)
-        parts = [_taken(pick.window.table.column(number), row) for pick, row in zip(picks, rows)]
-        column = pyarrow.chunked_array([chunk for part in parts for chunk in part.chunks], field.type)
+        column = pyarrow.chunked_array([chunk for one in windows for chunk in one.table.column(number).chunks], field.type)
         if pyarrow.types.is_dictionary(field.type):
             column = column.unify_dictionaries()
-        columns.append(column.combine_chunks().take(back))
+        columns.append(column.combine_chunks().take(pyarrow.array(order)))
     return pyarrow.table(columns, schema=schema)
 
 
-def _taken(column: pyarrow.ChunkedArray, rows: Any) -> pyarrow.ChunkedArray:
-    if isinstance(rows, slice) and rows.step == 1:
-        return column.slice(rows.start, rows.stop - rows.start)
+def _together(views: Sequence[Any]) -> Any:
     import numpy as np
 
-    return column.take(np.arange(rows.start, rows.stop, rows.step) if isinstance(rows, slice) else rows)
+    if len(views) == 1:
+        return views[0]
+    together = _empty((sum(map(len, views)), *views[0].shape[1:]), views[0].dtype)
+    return np.concatenate(views, out=together)
 
 
 def _view(column: pyarrow.ChunkedArray) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
-from wingbeat.train._files import DataFile, rows_of
+from wingbeat._files._contents import DataFile
+from wingbeat._files._reading import OpenFiles, rows_of
+from wingbeat.train._dataset_errors import of_train
 from wingbeat.train._gather import Pick, Window
 
 if TYPE_CHECKING:
@@ -24,14 +27,17 @@ class Lane:
         order: Its global order.
         lane: The lane.
         offset: The first row that will be asked for. Units before it are not read.
+        files: What opens the files, for `reader` alone.
         reader: What reads, one piece after the other.
     """
 
-    def __init__(self, dataset: FileDataset, order: Order, lane: int, offset: int, reader: Executor) -> None:
+    def __init__(
+        self, dataset: FileDataset, order: Order, lane: int, offset: int, files: OpenFiles, reader: Executor
+    ) -> None:
         self._order, self._lane, self._reader = order, lane, reader
         # Rows of a window that is shuffled may be anywhere in it.
         self._begin = offset if order.seed is None else order.window_at(lane, offset)[1]
-        self._pieces = _read(dataset, order, lane, self._begin)
+        self._pieces = _read(dataset, order, lane, self._begin, files)
         self._piece: pyarrow.Table | None = None
         self._next: Future[pyarrow.Table | None] = reader.submit(next, self._pieces, None)
         self._window: Window | None = None
@@ -82,28 +88,26 @@ class Lane:
 
 
 # Functions, and not methods of the lane: a generator that knew it would keep its rows until the next garbage collection.
-def _read(dataset: FileDataset, order: Order, lane: int, skipped: int) -> Iterator[pyarrow.Table]:
+def _read(dataset: FileDataset, order: Order, lane: int, skipped: int, files: OpenFiles) -> Iterator[pyarrow.Table]:
     for unit in order.lanes[lane]:
         rows = order.unit_rows[unit]
         if skipped >= rows:
             skipped -= rows
             continue
         file, number = _file_of(dataset, unit)
-        yield from rows_of(
-            dataset.filesystem,
-            file,
-            number,
-            dataset.schema,
-            skipped=skipped,
-            piece_rows=dataset.piece_rows if rows <= dataset.piece_rows else dataset.window_rows,
-        )
+        with of_train():
+            yield from rows_of(
+                files,
+                file,
+                number,
+                dataset.schema,
+                skipped=skipped,
+                piece_rows=dataset.piece_rows if rows <= dataset.piece_rows else dataset.window_rows,
+            )
         skipped = 0
 
 
 def _file_of(dataset: FileDataset, unit: int) -> tuple[DataFile, int]:
     """The file of a unit, and the unit's number there."""
-    for file in dataset.files:
-        if unit < len(file.unit_rows):
-            return file, unit
-        unit -= len(file.unit_rows)
-    raise IndexError(unit)
+    number = bisect.bisect_right(dataset.first_units, unit) - 1  # the last of those that begin there: others have no units
+    return dataset.files[number], unit - dataset.first_units[number]

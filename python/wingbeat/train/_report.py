@@ -11,11 +11,10 @@ from typing import Any, SupportsFloat
 
 from wingbeat.train._checkpoint import Checkpoint, metrics_of
 from wingbeat.train._connection import connection, is_in_a_run
+from wingbeat.train._context import TRIAL
 from wingbeat.train._unsupported import refuse
 
 _CHECKPOINT = "WINGBEAT_CHECKPOINT"
-# Set in the ranks of a trial of `wingbeat.tune`.
-TRIAL = "WINGBEAT_TRIAL"
 # How many reports a trial has made, or what it said itself.
 ITERATION = "training_iteration"
 # What the run adds to each report in `metrics.jsonl`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,14 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
+from wingbeat._files._contents import PARQUET, DataFile, Inspected, first_difference, inspect
+from wingbeat._files._places import files_below, filesystem_of
+from wingbeat._files._reading import OpenFiles, rows_of
 from wingbeat.train._dataset_errors import (
     DatasetError,
     MissingColumnError,
     SchemaMismatchError,
     TooFewRowsError,
     UnreadableFileError,
+    of_train,
 )
-from wingbeat.train._files import PARQUET, DataFile, Inspected, inspect, rows_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,8 +31,8 @@ Paths = Union[str, "os.PathLike[str]", Iterable[Union[str, "os.PathLike[str]"]],
 
 # Lanes of a shuffled dataset: as many row groups are mixed. 2, 4 or 8 ranks read parts that do not overlap.
 _LANES = (8, 4, 2, 1)
-# What a single rank, which reads all lanes, may hold. At times it takes twice as much, as was measured, which is 480 MiB.
-_RANK_BYTES = 240 << 20
+# What a single rank, which reads all lanes, may hold. What its allocators keep of what was freed is about half of that.
+_RANK_BYTES = 120 << 20
 # How large a window is unless its rows are given, by the first rows of the dataset.
 _WINDOW_BYTES = 2 << 20
 _WINDOW_ROWS = range(16, 32768)
@@ -41,7 +45,7 @@ _COLUMN_BYTES = 4 << 20
 _INSPECTORS = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FileDataset:
     """Rows in Parquet or Arrow IPC files, which ranks read as they need them. `read_files` makes one.
 
@@ -53,6 +57,7 @@ class FileDataset:
         shuffled_lanes: How many it has with a seed if that was not given. Without a seed, it has one then.
         window_rows: How many rows of a lane are shuffled among each other.
         piece_rows: How many rows are decoded at a time.
+        lane_bytes: About how much a rank holds of each lane that it reads, whatever the number of rows.
     """
 
     files: tuple[DataFile, ...]
@@ -62,11 +67,20 @@ class FileDataset:
     shuffled_lanes: int
     window_rows: int
     piece_rows: int
+    lane_bytes: int
+
+    def __repr__(self) -> str:
+        return f"FileDataset({len(self.files)} files, {self.num_rows} rows, columns {self.schema.names})"
 
     @property
     def unit_rows(self) -> list[int]:
         """How many rows each row group or record batch has."""
         return [rows for file in self.files for rows in file.unit_rows]
+
+    @cached_property
+    def first_units(self) -> list[int]:
+        """The number of each file's first unit among those of all files."""
+        return list(itertools.accumulate((len(file.unit_rows) for file in self.files[:-1]), initial=0))
 
     @property
     def num_rows(self) -> int:
@@ -94,6 +108,7 @@ class FileDataset:
         return self.lanes or (1 if seed is None else self.shuffled_lanes)
 
 
+@of_train()
 def read_files(
     paths: Paths,
     *,
@@ -107,13 +122,13 @@ def read_files(
     It reads what the files say of themselves, and the first rows. Ranks read the rest when they need it.
 
     Args:
-        paths: A file, a folder, a URL that pyarrow opens (`s3://…`), a list of these, or a `pyarrow.dataset.Dataset`. The files
-            of a folder are taken in the order of their paths, without those whose names begin with "." or "_".
+        paths: A file, a folder, a URL that pyarrow or fsspec opens (`s3://…`), a list of these, or a `pyarrow.dataset.Dataset`.
+            The files of a folder are taken in the order of their paths, without those whose names begin with "." or "_".
         columns: Which columns are read; None for all.
         filesystem: The `pyarrow.fs.FileSystem` in which `paths` are; None for this machine's, or the URLs'.
         lanes: From how many row groups (or record batches) each batch is mixed. Ranks read as little as possible if it is a
             multiple of their number. None means 1 without a shuffle seed, and with one 8, or 4, 2 or 1 if a single rank could
-            not hold as many in 480 MiB.
+            not hold as many in 120 MiB.
         window_rows: How many rows of a lane are shuffled among each other. None means as many as 2 MiB hold, from 16 to
             32,768, by the size of the dataset's first rows.
 
@@ -125,9 +140,13 @@ def read_files(
         MissingColumnError: A column does not exist.
         SchemaMismatchError: Two files differ in a column that is read.
         TooFewRowsError: There are no rows.
-        TypeError: `paths` is none of these.
-        ValueError: A number makes no sense.
+        TypeError: `paths` is none of these, or `columns` is no list.
+        ValueError: A number makes no sense, or a column is named twice.
     """
+    if isinstance(columns, (str, bytes)):
+        raise TypeError(f"columns must be a list of names, not {columns!r}: give [{columns!r}]")
+    if columns is not None and (not columns or len(set(columns)) < len(columns)):
+        raise ValueError(f"columns must be names, each once, or None for all, not {list(columns)!r}")
     for name, number in (("lanes", lanes), ("window_rows", window_rows)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} must be a positive integer or None, not {number!r}")
@@ -152,8 +171,10 @@ def read_files(
     row_bytes = _row_bytes(filesystem, files, schema)
     if window_rows is None:
         window_rows = max(_WINDOW_ROWS.start, min(_WINDOW_ROWS.stop, int(_WINDOW_BYTES / row_bytes)))
-    shuffled = next((few for few in _LANES if few * _lane_bytes(files, schema, row_bytes, window_rows) <= _RANK_BYTES), 1)
-    return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, max(1, int(_PIECE_BYTES / row_bytes)))
+    lane_bytes = int(_lane_bytes(files, schema, row_bytes, window_rows))
+    shuffled = next((few for few in _LANES if few * lane_bytes <= _RANK_BYTES), 1)
+    piece_rows = max(1, int(_PIECE_BYTES / row_bytes))
+    return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, piece_rows, lane_bytes)
 
 
 def is_files(given: Any) -> bool:
@@ -198,10 +219,22 @@ def check_ranks(datasets: Mapping[str, FileDataset], ranks: int) -> None:
         TooFewRowsError: There are more ranks than rows.
     """
     for name, dataset in datasets.items():
-        if dataset.num_rows < ranks:
-            raise TooFewRowsError(
-                f"the dataset {name!r} has {dataset.num_rows} rows, and there are {ranks} ranks: use fewer ranks"
-            )
+        check_rows(name, dataset.num_rows, ranks)
+
+
+def check_rows(name: str, rows: int, ranks: int) -> None:
+    """Checks that each rank can have a row.
+
+    Args:
+        name: The name of the dataset.
+        rows: How many rows it has.
+        ranks: How many ranks there may be.
+
+    Raises:
+        TooFewRowsError: There are more ranks than rows.
+    """
+    if rows < ranks:
+        raise TooFewRowsError(f"the dataset {name!r} has {rows} rows, and there are {ranks} ranks: use fewer ranks")
 
 
 @dataclass(frozen=True)
@@ -215,7 +248,6 @@ class _Found:
 def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]:
     """The files, where they are, and the columns of a pyarrow Dataset if it is one."""
     import pyarrow.dataset
-    import pyarrow.fs
 
     if isinstance(paths, pyarrow.dataset.Dataset):
         return _of_dataset(paths)
@@ -227,30 +259,15 @@ def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Sc
     found: list[_Found] = []
     first = None
     for path in [os.fspath(one) for one in paths]:
-        if filesystem is not None:
-            own, inside = filesystem, path
-        elif "://" in path:
-            try:
-                own, inside = pyarrow.fs.FileSystem.from_uri(path)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise UnreadableFileError(path, str(error)) from error
-        else:
-            own, inside = pyarrow.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+        own, inside = (filesystem, path) if filesystem is not None else filesystem_of(path)
         if first is None:
             first = own
         elif not first.equals(own):
             raise DatasetError(f"{os.fspath(paths[0])} and {path} are in different storages; give one dataset of each")
-        try:
-            about = own.get_file_info(inside)
-            if about.type == pyarrow.fs.FileType.NotFound:
-                raise UnreadableFileError(path, "there is no such file or folder")
-            if about.type == pyarrow.fs.FileType.File:
-                found.append(_Found(inside))
-                continue
-            everything = own.get_file_info(pyarrow.fs.FileSelector(inside, recursive=True))
-        except (OSError, pyarrow.ArrowException) as error:
-            raise UnreadableFileError(path, str(error)) from error
-        inner = sorted(one.path for one in everything if one.type == pyarrow.fs.FileType.File and _is_data(one.path, inside))
+        inner = files_below(own, inside, path)
+        if inner is None:
+            found.append(_Found(inside))
+            continue
         if not inner:
             raise TooFewRowsError(f"the folder {path} has no files")
         if any("=" in part for one in inner for part in one[len(inside) :].split("/")[:-1]):
@@ -260,10 +277,6 @@ def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Sc
             return _of_dataset(pyarrow.dataset.dataset(inside, filesystem=own, format=kind, partitioning="hive"))
         found += [_Found(one) for one in inner]
     return found, first, None
-
-
-def _is_data(path: str, folder: str) -> bool:
-    return not any(part.startswith((".", "_")) for part in path[len(folder) :].split("/"))
 
 
 def _of_dataset(dataset: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]:
@@ -316,21 +329,21 @@ def _common(
     for name in names:
         if name not in of_files.names:
             raise MissingColumnError(name, files[0].path, tuple(of_files.names))
+    for file in files[1:]:
+        apart = {name for name, _ in file.constants}.symmetric_difference(constants)
+        if apart:
+            where = ("in the names of folders", "missing") if min(apart) in constants else ("missing", "in the names of folders")
+            raise SchemaMismatchError(min(apart), (files[0].path, file.path), where)
+    compared = [name for name in names if name not in constants]
     for file, about in zip(files[1:], inspected[1:]):
-        for name in names:
-            if name in constants:
-                continue
-            expected, there = of_files.field(name).type, about.schema.get_field_index(name)
-            kind = about.schema.field(there).type if there >= 0 else "missing"
-            if kind == "missing" or not expected.equals(kind):
-                raise SchemaMismatchError(name, (files[0].path, file.path), (str(expected), str(kind)))
-        if columns is None and (given is None or set(of_files.names) <= set(given.names)):
-            for name in about.schema.names:
-                if name not in of_files.names:
-                    kinds = ("missing", str(about.schema.field(name).type))
-                    raise SchemaMismatchError(name, (files[0].path, file.path), kinds)
+        more = about.schema.names if columns is None and (given is None or set(of_files.names) <= set(given.names)) else []
+        differs = first_difference(of_files, about.schema, [*compared, *(name for name in more if name not in constants)])
+        if differs is not None:
+            name, *kinds = differs
+            expected, there = ("missing" if kind is None else str(kind) for kind in kinds)
+            raise SchemaMismatchError(name, (files[0].path, file.path), (expected, there))
     # Without metadata, and nullable: files may differ in these.
-    schema = pyarrow.schema([pyarrow.field(name, of_files.field(name).type) for name in names])
+    schema = pyarrow.schema([pyarrow.field(name, _plain(of_files.field(name).type)) for name in names])
     if given is None:
         return schema
     wanted = pyarrow.schema([pyarrow.field(name, given.field(name).type) for name in names if name in given.names])
@@ -348,7 +361,7 @@ def _row_bytes(filesystem: Any, files: Sequence[DataFile], schema: pyarrow.Schem
     """How large a row is in memory, by the dataset's first rows."""
     file = next(file for file in files if sum(file.unit_rows) > 0)
     unit = next(number for number, rows in enumerate(file.unit_rows) if rows > 0)
-    sample = next(rows_of(filesystem, file, unit, schema, piece_rows=_SAMPLE_ROWS)).slice(0, _SAMPLE_ROWS)
+    sample = next(rows_of(OpenFiles(filesystem), file, unit, schema, piece_rows=_SAMPLE_ROWS)).slice(0, _SAMPLE_ROWS)
     size: float = sample.nbytes / sample.num_rows
     return max(1.0, size)
 
@@ -361,6 +374,14 @@ def _lane_bytes(files: Sequence[DataFile], schema: pyarrow.Schema, row_bytes: fl
     # One unit begins while the last rows of another are still in use. Of windows, two are read, and three are put together: one
     # that is being made, one that is ready, and one that the loop has.
     return 2 * unit + 5 * window_rows * row_bytes
+
+
+def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """The type that rows are cast to: pyarrow gathers no views, in which polars writes text."""
+    import pyarrow
+
+    views = {"string_view": pyarrow.large_string(), "binary_view": pyarrow.large_binary()}
+    return views.get(str(kind), kind)
 
 
 def _leaves(kind: pyarrow.DataType) -> int:

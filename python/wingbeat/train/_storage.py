@@ -33,6 +33,25 @@ def folder_of(config: RunConfig, name: str) -> str:
     return os.path.join(local, name) if local is not None else f"{path.rstrip('/')}/{urllib.parse.quote(name, safe='')}"
 
 
+def make_own(config: RunConfig, folder: str) -> None:
+    """Makes the run's folder, if nobody has said where: the home of this user may be one that cannot be written.
+
+    Args:
+        config: What may name a storage. It is made by what uses it.
+        folder: The run's folder.
+
+    Raises:
+        OSError: It cannot be made; the text says what to do.
+    """
+    if config.storage_path is not None:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        why = f"{error.strerror}; name a folder that can be written: RunConfig(storage_path=…)"
+        raise OSError(error.errno, why, folder) from error
+
+
 def local_path(url: str) -> str | None:
     """The path of a `file:` URL, or of what is a path already; None for other URLs."""
     if "://" not in url:

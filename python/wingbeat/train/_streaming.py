@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wingbeat._files._reading import OpenFiles
 from wingbeat.train import _formats
 from wingbeat.train._ahead import ahead
 from wingbeat.train._context import get_context
@@ -72,7 +73,10 @@ class StreamingShard:
     @property
     def epoch(self) -> int:
         """The epoch of the iteration that is going on, or of the next one if there is none."""
-        return int(self._state["epoch"] if self._epoch is None else self._epoch)
+        if self._epoch is not None:
+            return self._epoch
+        # One that was left early is over.
+        return int(self._state["epoch"] + (self._has_begun and self._state["rows"] > 0))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration, which begins at its first row.
@@ -355,6 +359,7 @@ def _blocks(
     """This rank's rows, for some batches at a time: what cuts batches of them, and how large these are."""
     lanes: dict[int, Lane] = {}
     done = 0
+    files = OpenFiles(dataset.filesystem)
     reader = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-reader")
     try:
         for first in range(0, len(steps), in_a_block):
@@ -363,7 +368,7 @@ def _blocks(
             picks: list[Pick] = []
             for stretch in order.stretches(steps.begin + steps.rank + done * steps.ranks, count, steps.ranks):
                 if stretch.lane not in lanes:
-                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, reader)
+                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, files, reader)
                 picks += lanes[stretch.lane].take(stretch)
             cut = cutter(gathered(picks, count))
             del picks  # which hold windows

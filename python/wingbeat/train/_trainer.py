@@ -16,7 +16,7 @@ from wingbeat.train._checkpoint import Checkpoint
 from wingbeat.train._config import RunConfig, ScalingConfig, TorchConfig
 from wingbeat.train._context import EXPERIMENT
 from wingbeat.train._result import Result, TrainingFailedError, WorkerTrainingFailedError
-from wingbeat.train._source import check_ranks, is_files, of_files
+from wingbeat.train._source import check_ranks, check_rows, is_files, of_files
 from wingbeat.train._unsupported import refuse
 
 
@@ -125,6 +125,7 @@ class TorchTrainer:
             WorkerTrainingFailedError: A rank failed more often than `FailureConfig.max_failures`. Its exception is the
                 cause.
             TrainingFailedError: The run failed for another reason.
+            OSError: No storage is named, and that of this user cannot be made.
             TypeError: The loop, or something that it uses, cannot be sent to ranks.
         """
         return self.run()
@@ -149,6 +150,7 @@ class TorchTrainer:
         """
         name = _storage.name_of(self.run_config)
         folder = _storage.folder_of(self.run_config, name)
+        _storage.make_own(self.run_config, folder)
         options = [*self.scaling_config.options(), *self.run_config.options(), *self.torch_config.options()]
         env = {EXPERIMENT: name, **self.run_config.env}
         launcher = Launcher([*options, "--storage", folder], env=env, command=command, cluster=cluster or {})
@@ -156,7 +158,7 @@ class TorchTrainer:
         given = {key: rows() if callable(rows) else rows for key, rows in self.datasets.items()}
         files = {key: of_files(rows) for key, rows in given.items() if is_files(rows)}
         check_ranks(files, self.scaling_config.workers[1])
-        tables = {key: _equal(rows, ranks) for key, rows in given.items() if key not in files}
+        tables = {key: _equal(key, rows, ranks) for key, rows in given.items() if key not in files}
         try:
             finished = launcher.function(
                 _loop.run,
@@ -206,9 +208,10 @@ def _arguments(loop: Callable[..., Any], config: dict[str, Any] | None) -> tuple
     return ({} if config is None else config,) if needed or config is not None else ()
 
 
-def _equal(rows: Any, ranks: int) -> Any:
+def _equal(name: str, rows: Any, ranks: int) -> Any:
     """A table of which each rank has as many rows as the others: with more, one would wait for the others in vain."""
     table = _sending.table_of(rows)
+    check_rows(name, table.num_rows, ranks)
     return table.slice(0, table.num_rows - table.num_rows % ranks)
 
 

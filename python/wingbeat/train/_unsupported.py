@@ -12,6 +12,8 @@ ABSENT = {
     "ValidationConfig": "validate in the loop",
     "ValidationTaskConfig": "validate in the loop",
     "get_all_reported_checkpoints": "`Result.best_checkpoints` lists the checkpoints that were kept",
+    "huggingface": "a Trainer of transformers runs as it is: `wingbeat torchrun`, or TorchDistributor",
+    "lightning": "a Trainer(strategy=\"ddp\") of Lightning runs as it is: `wingbeat torchrun`, or TorchDistributor",
     "get_preemption_info": "ranks of a drained node get SIGTERM, and their grace to save",
 }
 

@@ -70,10 +70,17 @@ _HOMES = {
     **dict.fromkeys(_SPACE, "wingbeat.tune._space"),
 }
 _ABSENT = {
+    "CLIReporter": "a table is shown in terminals, and lines elsewhere",
     "Callback": "read what trials report in metrics.jsonl in their folders",
     "PlacementGroupFactory": 'use with_resources(…, {"cpu": …, "gpu": …}), or a TorchTrainer with a ScalingConfig',
+    "ProgressReporter": "a table is shown in terminals, and lines elsewhere",
+    "ResumeConfig": "Tuner.restore has resume_unfinished, resume_errored and restart_errored",
+    "Stopper": 'use RunConfig(stop={"metric": value}), or return from the function',
     "Trainable": "give Tuner a function that calls tune.report",
+    "qlograndint": "use lograndint, or qloguniform",
+    "qrandn": "use sample_from with a function that draws and rounds",
     "run": "use Tuner(…).fit()",
+    "run_experiments": "use Tuner(…).fit()",
 }
 
 __all__ = [

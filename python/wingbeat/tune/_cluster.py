@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -11,25 +10,26 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from wingbeat import _command
+from wingbeat._own_folder import own_folder
 
+# How long a head may take to answer, how often it is asked again, and how long another has to take its place: as long as nodes
+# and programs wait for one.
+_ANSWER_S, _AGAIN_S, _BACK_S = 10, 1, 30
 # How long a daemon has to end by itself. A node waits for the processes of its ranks.
 _END_S = 10
-
-
-# The start of the names of folders with what a cluster that was started here needs, and the file that its program locks.
-_PREFIX, _LOCK = "wingbeat-tune-", "lock"
 # How much of a daemon's log an error shows.
 _LOG_BYTES = 2000
 
 
 class ClusterLostError(RuntimeError):
-    """The head or the node that `Tuner.fit` had started on this machine has ended. The text has the end of its log."""
+    """The head or the node that `Tuner.fit` had started on this machine has ended, and the text has the end of its log; or the
+    head at `$WINGBEAT_ADDRESS` does not answer any more."""
 
     __module__ = "wingbeat.tune"
 
@@ -45,6 +45,31 @@ class Cluster:
         self.env = env
         self.daemons: list[_Daemon] = []
 
+    def answers(self) -> bool:
+        """Whether its head answers."""
+        command = [_command.binary(), "status", "--json"]
+        try:
+            done = subprocess.run(command, env={**os.environ, **self.env}, capture_output=True, timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    def wait(self) -> None:
+        """Waits until its head answers again: another may take its place.
+
+        Raises:
+            ClusterLostError: It does not.
+        """
+        until = time.monotonic() + _BACK_S
+        while not self.answers():
+            self.check()
+            if time.monotonic() > until:
+                raise ClusterLostError(
+                    f"the head at {os.environ.get('WINGBEAT_ADDRESS', '')} has not answered for {_BACK_S} s, and trials fail; "
+                    "go on with Tuner.restore when it is back"
+                )
+            time.sleep(_AGAIN_S)
+
     def check(self) -> None:
         """Checks that what was started here still runs.
 
@@ -58,7 +83,7 @@ class Cluster:
                 log = daemon.log()[-_LOG_BYTES:]
                 raise ClusterLostError(
                     f"`wingbeat {daemon.what}`, which this fit had started, {end}: "
-                    f"{log or 'its log is empty'}; what trials stored is in their folders. Start the fit again with another name"
+                    f"{log or 'its log is empty'}; what trials stored is in their folders; go on with Tuner.restore"
                 )
 
 
@@ -78,8 +103,7 @@ def cluster() -> Iterator[Cluster]:
     if os.environ.get("WINGBEAT_ADDRESS"):
         yield Cluster({})
         return
-    _remove_left()
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _locked(folder), contextlib.ExitStack() as daemons:
+    with own_folder("wingbeat-tune-") as folder, contextlib.ExitStack() as daemons:
         token = Path(folder, "token")
         token.touch(0o600)
         token.write_text(secrets.token_hex(32) + "\n")
@@ -128,27 +152,6 @@ class _Daemon:
 
     def log(self) -> str:
         return self.log_file.read_text(encoding="utf-8", errors="replace").strip()
-
-
-@contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Holds a lock in a folder, which the kernel gives up when this program ends."""
-    made = Path(folder, f"{_LOCK}-new")
-    with open(made, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        made.rename(Path(folder, _LOCK))  # nobody finds it unlocked before
-        yield
-
-
-def _remove_left() -> None:
-    """Removes the folders of programs that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            with open(folder / _LOCK, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,3 +86,11 @@ class RunConfig(_RunConfig):
     """
 
     stop: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stop is not None and not isinstance(self.stop, Mapping):
+            raise refuse(f"RunConfig(stop={self.stop!r:.50})", 'give {"metric": value}, or return from the function')
+        for name, value in (self.stop or {}).items():
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise ValueError(f"RunConfig(stop={{{name!r}: {value!r}}}): a metric is compared with a number")

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wingbeat._trials._trial import is_number
 from wingbeat.train._result import Result as _Result
 from wingbeat.tune import _space
-from wingbeat.tune._trial import TrialError, is_number
+from wingbeat.tune._trial import TrialError
 
 if TYPE_CHECKING:
     import pandas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import math
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 GRID = "grid_search"
+# How far from a multiple of a step a bound may be by rounding.
+_ROUNDING = 1e-9
 
 
 class Domain:
@@ -36,7 +39,7 @@ class Float(Domain):
         low: The least.
         high: The most, which is not drawn itself.
         is_log: Whether its logarithm is uniform.
-        step: What it is a multiple of, if it is. `high` may be drawn then.
+        step: What it is a multiple of, if it is. `high` may be drawn then, if it is one.
     """
 
     low: float
@@ -58,8 +61,8 @@ class Float(Domain):
         Args:
             value: A value from `low` to `high`.
         """
-        value = value if self.step is None else round(value / self.step) * self.step
-        return min(max(value, self.low), self.high)
+        value = value if self.step is None else _multiple(value, self.low, self.high, self.step) * self.step
+        return min(max(value, self.low), self.high)  # a product may be a rounding error beyond them
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,7 @@ class Integer(Domain):
         Args:
             value: A value from `low` to `most`.
         """
-        value = value if self.step is None else round(value / self.step) * self.step
-        return min(max(value, self.low), self.most)
+        return value if self.step is None else _multiple(value, self.low, self.high, self.step) * self.step
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,16 @@ class Function(Domain):
         Args:
             config: The parameters that are known.
         """
-        return self.function(config) if inspect.signature(self.function).parameters else self.function()
+        return self.function(config) if _takes_config(self.function) else self.function()
+
+
+def _takes_config(function: Callable[..., Any]) -> bool:
+    """Whether a function takes the parameters. `*args` alone, as of `numpy.random.rand`, is for other things."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some that are built in have none
+        return False
+    return any(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
 
 
 def grid_search(values: Sequence[Any]) -> dict[str, list[Any]]:
@@ -190,7 +201,7 @@ def uniform(lower: float, upper: float) -> Float:
 
 def quniform(lower: float, upper: float, q: float) -> Float:
     """A multiple of `q` from `lower` to `upper`."""
-    return Float(*_range("quniform", lower, upper), step=q)
+    return Float(*_range("quniform", lower, upper, step=q), step=q)
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Float:
@@ -200,7 +211,7 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
     """A multiple of `q` from `lower` to `upper` whose logarithm is about uniform. The base makes no difference."""
-    return Float(*_range("qloguniform", lower, upper, is_log=True), is_log=True, step=q)
+    return Float(*_range("qloguniform", lower, upper, is_log=True, step=q), is_log=True, step=q)
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
@@ -215,7 +226,7 @@ def randint(lower: int, upper: int) -> Integer:
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
     """A multiple of `q` from `lower` to `upper`."""
-    return Integer(*_range("qrandint", lower, upper), step=q)
+    return Integer(*_range("qrandint", lower, upper, step=q), step=q)
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
@@ -224,16 +235,50 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
 
 
 def sample_from(func: Callable[..., Any]) -> Function:
-    """What a function returns for each trial. It may take the other parameters as a dict."""
+    """What a function returns for each trial.
+
+    Args:
+        func: The function. It may take the other parameters as a dict, also those of other functions: `config["x"]`, or as Ray
+            had it, `spec.config.x`.
+
+    Raises:
+        TypeError: It is none, or takes more than one argument.
+    """
+    if not callable(func):
+        raise TypeError(f"sample_from takes a function, not {func!r:.100}")
+    with contextlib.suppress(ValueError):  # of one that is built in
+        signature = inspect.signature(func)
+        try:
+            signature.bind(*([{}] if _takes_config(func) else []))
+        except TypeError as error:
+            raise TypeError(f"sample_from({func!r:.100}): the function takes the parameters, or nothing: {error}") from None
     return Function(func)
 
 
-def _range(name: str, lower: Any, upper: Any, is_log: bool = False) -> tuple[Any, Any]:
+def _range(name: str, lower: Any, upper: Any, is_log: bool = False, step: Any = None) -> tuple[Any, Any]:
     if not lower < upper:
         raise ValueError(f"{name}({lower!r}, {upper!r}): the lower bound must be less than the upper one")
     if is_log and lower <= 0:
         raise ValueError(f"{name}({lower!r}, {upper!r}): the lower bound must be positive, as it has a logarithm")
+    if step is not None:
+        if not step > 0:
+            raise ValueError(f"{name}({lower!r}, {upper!r}, {step!r}): q must be positive")
+        least, most = _multiples(lower, upper, step)
+        if least > most:
+            raise ValueError(f"{name}({lower!r}, {upper!r}, {step!r}): no multiple of q is between the bounds")
     return lower, upper
+
+
+def _multiples(low: float, high: float, step: float) -> tuple[int, int]:
+    """The least and the largest number of steps from `low` to `high`."""
+    # 0.3 / 0.1 is a little less than 3.
+    return math.ceil(low / step - _ROUNDING), math.floor(high / step + _ROUNDING)
+
+
+def _multiple(value: float, low: float, high: float, step: Any) -> int:
+    """The number of steps nearest to a value, of those from `low` to `high`."""
+    least, most = _multiples(low, high, step)
+    return min(max(int(round(value / step)), least), most)
 
 
 def is_grid(value: Any) -> bool:
@@ -353,7 +398,69 @@ def configurations(space: Mapping[str, Any], samples: int, chosen: random.Random
                 value = fixed.get(path, value)
                 is_drawn = isinstance(value, Domain) and not isinstance(value, Function)
                 put(config, path, value.sample(chosen) if is_drawn else value)
-            for path, value in values:
-                if isinstance(value, Function):
-                    put(config, path, value.of(shaped(space, config)))
+            _call(space, config, {path: value for path, value in values if isinstance(value, Function)})
             yield shaped(space, config)
+
+
+def _call(space: Mapping[str, Any], config: dict[Any, Any], functions: dict[tuple[Any, ...], Function]) -> None:
+    """Puts what functions return in their place. One that asks for what another returns is called after that."""
+    while functions:
+        waiting = {}
+        for path, function in functions.items():
+            try:
+                value = _plain(function.of(_Known(shaped(space, config))))
+            except _Unknown as unknown:
+                waiting[path] = function
+                last = f"param_space[{name_of(path)!r}] asks for {unknown.args[0]!r}"
+            except Exception as error:
+                what = f"param_space[{name_of(path)!r}]: the function of sample_from has failed"
+                raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
+            else:
+                put(config, path, value)
+        if len(waiting) == len(functions):
+            raise ValueError(f"{last}, and functions of sample_from that ask for each other have no values")
+        functions = waiting
+
+
+class _Unknown(Exception):
+    """A parameter was asked for that a function has still to make."""
+
+
+class _Known(dict[str, Any]):
+    """The parameters that are known, for functions of `sample_from`: a dict whose keys are attributes, too.
+
+    `config` is all of them, where no parameter is called so: Ray gave functions a `spec` with that.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__({name: _Known(value) if type(value) is dict else value for name, value in config.items()})
+        self._unknown = {name for name, value in config.items() if isinstance(value, Function)}
+        for name in self._unknown:
+            del self[name]
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._unknown:
+            raise _Unknown(name)
+        if name == "config":
+            return self
+        raise KeyError(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self or name in self._unknown else default
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what Python looks for, or not made yet
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no parameter {name!r}") from None
+
+
+def _plain(value: Any) -> Any:
+    """What a function has returned, without a `_Known`."""
+    if not isinstance(value, _Known):
+        return value
+    for name in value._unknown:
+        raise _Unknown(name)
+    return {name: _plain(inner) for name, inner in value.items()}

@@ -6,11 +6,11 @@ import contextlib
 import copy
 import dataclasses
 import json
-import math
 import os
 import pickle
-import queue
+import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -20,14 +20,25 @@ from typing import Any
 
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 from wingbeat._launcher import Launcher
+from wingbeat._trials import _trial
+from wingbeat._trials._trial import ERROR, PENDING, RUNNING, TERMINATED
 from wingbeat.train._checkpoint import complete_in
 from wingbeat.train._config import RunConfig, ScalingConfig
-from wingbeat.train._report import ITERATION, TRIAL
+from wingbeat.train._context import EXPERIMENT, TRIAL, TRIAL_DIR
+from wingbeat.train._report import ITERATION
 from wingbeat.train._result import TrainingFailedError
 from wingbeat.train._trainer import TorchTrainer, result_of
 from wingbeat.tune import _space, _trainable
 
-PENDING, RUNNING, TERMINATED, ERROR = "PENDING", "RUNNING", "TERMINATED", "ERROR"
+_METRICS = "metrics.jsonl"
+# What `wingbeat train` leaves in a folder that it uses, and after how long one that says nothing more is gone.
+_IN_USE, _LEAVE_S = ".wingbeat-in-use", 60
+
+
+# What `param_space` has for the loop of a `TorchTrainer`.
+LOOP_CONFIG = "train_loop_config"
+# Ray's variable: "0" leaves trials in the program's working directory.
+_CHANGES_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 
 
 class TrialError(TrainingFailedError):
@@ -81,60 +92,74 @@ def _text(value: Any) -> str:
         return _shown(value)
 
 
-class Trial:
-    """A trial.
+class Trial(_trial.Trial):
+    """A trial of a `Tuner`: a run of `wingbeat train`.
 
     Args:
         trial_id: Its name, and that of its folder.
         config: Its parameters.
         folder: The folder of the whole.
+        run: What runs it.
     """
 
-    def __init__(self, trial_id: str, config: dict[str, Any], folder: str) -> None:
-        self.trial_id, self.config = trial_id, config
+    def __init__(self, trial_id: str, config: dict[str, Any], folder: str, run: Callable[[Trial], Any]) -> None:
+        super().__init__(trial_id)
+        self.config = config
         self.folder = Path(folder, trial_id)
-        self.status = PENDING
-        self.reports: list[dict[str, float]] = []
-        self.error: BaseException | None = None
         self.checkpoints: list[tuple[Any, dict[str, float]]] = []
-        self.is_stopped = False
-        self.launched = self.began = self.ended = 0.0
+        self._run_it = run
+        self._is_again = False
         self._read = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     @property
-    def seconds(self) -> float:
-        """How long it has run."""
-        return (self.ended or time.time()) - (self.began or self.launched) if self.launched else 0.0
+    def parameters(self) -> str:
+        return described(self.config)
 
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for room. Of a `TorchTrainer`, that is not known."""
-        return self.status == RUNNING and not self.began
+    def _run(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=self._is_again)
+        params = json.dumps(_for_json(self.config), indent=1)
+        (self.folder / "params.json").write_text(params + "\n", encoding="utf-8")
+        self.checkpoints = self._run_it(self)
 
-    def start(self, run: Callable[[Trial], Any], done: queue.SimpleQueue[Trial]) -> None:
-        """Starts it, in a thread of its own.
+    def state(self) -> dict[str, Any]:
+        """What another program needs to know of it, besides its files."""
+        names = ("trial_id", "config", "status", "is_stopped", "launched", "began", "ended")
+        error = self.error if isinstance(self.error, TrialError) else None  # what it has just raised may be anything
+        return {"error": error, **{name: getattr(self, name) for name in names}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what another program has known of it, and what is in its files.
 
         Args:
-            run: What runs it.
-            done: Where it is put when it has ended.
+            state: What `state` returned there.
         """
-        self.status, self.launched = RUNNING, time.time()
+        for name, value in state.items():
+            setattr(self, name, value)
+        if self.status == RUNNING:
+            _wait_for_its_command(self.folder)
+        self.new_reports()
+        self.checkpoints = complete_in(self.folder)
 
-        def body() -> None:
-            try:
-                self.folder.mkdir(parents=True)
-                params = json.dumps(_for_json(self.config), indent=1)
-                (self.folder / "params.json").write_text(params + "\n", encoding="utf-8")
-                self.checkpoints = run(self)
-            except BaseException as error:
-                self.error = error
-            done.put(self)
+    def again(self, from_checkpoint: bool = True) -> None:
+        """Prepares it to be started again, from its newest checkpoint if it has one.
 
-        self._thread = threading.Thread(target=body, name=f"wingbeat-{self.trial_id}", daemon=True)
-        self._thread.start()
+        Args:
+            from_checkpoint: Whether it goes on from there, and is not begun anew.
+        """
+        self.status, self.error, self.is_stopped, self._process = PENDING, None, False, None
+        self.launched = self.began = self.ended = 0.0
+        self._is_again = True
+        for name in (_trainable.STARTED, _trainable.RAISED):
+            (self.folder / name).unlink(missing_ok=True)
+        if not from_checkpoint:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if not complete_in(self.folder):
+            (self.folder / _METRICS).unlink(missing_ok=True)
+            self.reports, self._read = [], 0
+        elif self._read < (self.folder / _METRICS).stat().st_size:
+            os.truncate(self.folder / _METRICS, self._read)  # a line that was being written
 
     def command(self, command: Sequence[str], env: Mapping[str, str]) -> int:
         """Runs the command of its ranks, and keeps what they print in its folder.
@@ -168,11 +193,6 @@ class Trial:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(number)
 
-    def join(self) -> None:
-        """Waits until its process has ended."""
-        if self._thread is not None:
-            self._thread.join()
-
     def new_reports(self) -> list[dict[str, float]]:
         """What it has reported since this was asked last. `wingbeat train` writes each report to its folder at once.
 
@@ -183,7 +203,7 @@ class Trial:
             with contextlib.suppress(OSError):
                 self.began = float((self.folder / _trainable.STARTED).read_text(encoding="ascii"))
         try:
-            with open(self.folder / "metrics.jsonl", "rb") as file:
+            with open(self.folder / _METRICS, "rb") as file:
                 file.seek(self._read)
                 data = file.read()
         except OSError:
@@ -233,6 +253,26 @@ class Trial:
             why = f"{type(cause).__name__}: {cause}"
         self.error = TrialError(self.trial_id, self.config, why)
         self.error.__cause__ = cause
+
+
+def _wait_for_its_command(folder: Path) -> None:
+    """Waits until the command of a trial, whose program was killed, has ended as well: it may still store what was reported.
+
+    It says in a file that it uses the folder, until it leaves. Where it was killed, or its machine is gone, nobody says so.
+    """
+    until = time.monotonic() + _LEAVE_S
+    while time.monotonic() < until:
+        try:
+            user = json.loads((folder / _IN_USE).read_bytes())
+            if user["host"] == socket.gethostname():
+                stat = Path(f"/proc/{int(user['pid'])}/stat").read_text(encoding="utf-8", errors="replace")
+                if stat.rsplit(")", 1)[-1].split()[0] == "Z":
+                    return
+        except OSError:  # there is no such file, or process
+            return
+        except (ValueError, KeyError, TypeError):  # it is being written
+            pass
+        time.sleep(0.05)
 
 
 def _raised(error: BaseException) -> bool:
@@ -290,7 +330,9 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
             trial.began = trial.launched
             own = copy.copy(trainer)
             own.run_config = _of_trial(run_config, trial)
-            config = _merged(trainer.train_loop_config or {}, trial.config.get("train_loop_config", {}))
+            config = trainer.train_loop_config
+            if LOOP_CONFIG in trial.config:  # else, the loop may take none
+                config = _merged(config or {}, trial.config[LOOP_CONFIG])
             own.configure(config, trial.config.get("scaling_config", trainer.scaling_config))
             return own.run(trial.command, cluster).best_checkpoints
 
@@ -299,11 +341,14 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
     if isinstance(trainable, _trainable.WithResources):
         trainable, scaling = trainable.trainable, trainable.scaling
 
+    changes_folder = os.environ.get(_CHANGES_FOLDER, "1") != "0"
+
     def call(trial: Trial) -> Any:
         config = _of_trial(run_config, trial)
         options = [*scaling.options(), *config.options(), "--storage", str(trial.folder), "--unprefixed"]
         launcher = Launcher(options, env=config.env, command=trial.command, cluster=cluster)
-        finished = launcher.function(_trainable.run, (trainable, trial.config, str(trial.folder)), all_return=True)
+        what = (trainable, trial.config, str(trial.folder))
+        finished = launcher.function(_trainable.run, what, {"changes_folder": changes_folder}, all_return=True)
         return result_of(finished.told, str(trial.folder)).best_checkpoints
 
     return call, scaling
@@ -312,7 +357,7 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
 def _of_trial(config: RunConfig, trial: Trial) -> RunConfig:
     own = RunConfig(**{one.name: getattr(config, one.name) for one in dataclasses.fields(RunConfig) if one.init})
     own.name, own.storage_path = trial.trial_id, trial.folder.parent
-    own.env[TRIAL] = trial.trial_id
+    own.env.update({TRIAL: trial.trial_id, TRIAL_DIR: str(trial.folder), EXPERIMENT: trial.folder.parent.name})
     return own
 
 
@@ -322,21 +367,3 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         inner = merged.get(name)
         merged[name] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def is_number(value: float | None) -> bool:
-    """Whether a metric can be compared.
-
-    Args:
-        value: The metric.
-    """
-    return value is not None and not math.isnan(value)
-
-
-def folder_is_new(folder: str) -> bool:
-    """Whether no earlier trials are in a folder.
-
-    Args:
-        folder: The folder.
-    """
-    return not os.path.exists(folder) or not os.listdir(folder)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import queue
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from wingbeat._errors import TrainingError
+from wingbeat._trials import _trial as _trials
+from wingbeat._trials._display import Display
+from wingbeat._trials._engine import Engine
+from wingbeat._trials._trial import ERROR, RUNNING, TERMINATED
 from wingbeat.train import _storage
 from wingbeat.train._config import RunConfig as TrainRunConfig
 from wingbeat.train._trainer import TorchTrainer
 from wingbeat.train._unsupported import refuse
-from wingbeat.tune import _trainable, _trial, schedulers
+from wingbeat.tune import _experiment, _trainable, _trial, schedulers
 from wingbeat.tune._cluster import Cluster, ClusterLostError, cluster, slots
 from wingbeat.tune._config import RunConfig, TuneConfig
-from wingbeat.tune._display import Display
 from wingbeat.tune._grid import Result, ResultGrid
-from wingbeat.tune._trial import ERROR, RUNNING, Trial, TrialError
+from wingbeat.tune._trial import Trial, TrialError
 
-# How often reports are read. What trials print and report goes to files, which are looked at so often.
-_LOOK_S = 0.1
 # How many trials more than fit are launched: each takes the memory of a command.
 _WAITING = 4
 
@@ -67,7 +71,7 @@ class Tuner:
 
     Raises:
         TypeError: The trainable is none of these.
-        ValueError: The space has parameters that the trainer does not take.
+        ValueError: The space has parameters that the trainer, or its loop, does not take.
         NotImplementedError: An option is refused.
     """
 
@@ -90,10 +94,61 @@ class Tuner:
                 f"param_space[{other[0]!r}]: a TorchTrainer takes \"train_loop_config\" and \"scaling_config\"; "
                 f'use {{"train_loop_config": {{{other[0]!r}: …}}}}'
             )
+        if isinstance(trainable, TorchTrainer) and _trial.LOOP_CONFIG in self.param_space:
+            copy.copy(trainable).configure({}, trainable.scaling_config)  # raises if the loop takes none
         self.trainable = trainable
         self.tune_config = tune_config or TuneConfig()
         self.run_config = run_config or RunConfig()
         _trial.run_config_of(trainable, self.run_config)
+        self._left: _Left | None = None
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        trainable: Any,
+        *,
+        resume_unfinished: bool = True,
+        resume_errored: bool = False,
+        restart_errored: bool = False,
+    ) -> Tuner:
+        """A tuner that goes on with the trials of another, whose program has ended.
+
+        Its `fit` keeps the results of trials that had ended. Those that ran go on from their newest checkpoints, and without one
+        begin anew. Then it tries what is left to be tried.
+
+        Args:
+            path: The folder of its trials: `storage_path/name`. It is read with pickle: restore only what you trust.
+            trainable: The same trainable.
+            resume_unfinished: Whether trials that ran go on; else they count as stopped.
+            resume_errored: Whether trials that had failed go on from their newest checkpoints.
+            restart_errored: Whether trials that had failed begin anew.
+
+        Returns:
+            The tuner.
+
+        Raises:
+            FileNotFoundError: There is no such folder of a tuner.
+            ValueError: Failed trials are both to go on and to begin anew.
+        """
+        if resume_errored and restart_errored:
+            raise ValueError("failed trials either go on (resume_errored) or begin anew (restart_errored)")
+        folder = _folder(path)
+        state = _experiment.load(folder)
+        tuner = cls(
+            trainable, param_space=state["param_space"], tune_config=state["tune_config"], run_config=state["run_config"]
+        )
+        tuner._left = _Left(folder, resume_unfinished, resume_errored, restart_errored)
+        return tuner
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str]) -> bool:
+        """Whether a folder has trials of a tuner, to go on with.
+
+        Args:
+            path: The folder: `storage_path/name`.
+        """
+        return "://" not in os.fspath(path) and _experiment.can_restore(_folder(path))
 
     def fit(self) -> ResultGrid:
         """Runs all trials. How far they are is shown meanwhile.
@@ -107,120 +162,191 @@ class Tuner:
         Raises:
             TuneError: A trial failed, and `TuneConfig.raise_on_failed_trial` is set.
             FileExistsError: The folder has trials already.
-            ClusterLostError: The head or the node that it had started has ended. Trials that ran are killed.
+            OSError: The folder cannot be made.
+            ClusterLostError: The head or the node that it had started has ended, or the head that was named does not answer any
+                more. Trials that ran are killed.
             RuntimeError: The cluster cannot be reached, or not be started.
         """
-        name = self.run_config.name or _storage.name_of(self.run_config).replace("torch_trainer", "tune", 1)
-        folder = _storage.folder_of(TrainRunConfig(name=name, storage_path=self.run_config.storage_path), name)
+        if self._left is not None:
+            folder = self._left.folder
+        else:
+            name = self.run_config.name or _storage.name_of(self.run_config).replace("torch_trainer", "tune", 1)
+            folder = _storage.folder_of(TrainRunConfig(name=name, storage_path=self.run_config.storage_path), name)
         if "://" in folder:
             raise refuse(
                 f"storage_path={os.fspath(self.run_config.storage_path or '')!r}",
                 "metrics are read while trials run: give a folder, which all nodes share",
             )
-        if not _trial.folder_is_new(folder):
-            raise FileExistsError(f"{folder} has files already, perhaps earlier trials; give RunConfig another name")
-        with cluster() as on:
-            run, scaling = _trial.runner(self.trainable, self.run_config, on.env)
-            return _Fitting(self, folder, run, on).fit(scaling)
+        experiment = _experiment.Experiment(folder, is_new=self._left is None)
+        try:
+            with cluster() as on:
+                run, scaling = _trial.runner(self.trainable, self.run_config, on.env)
+                return _Fitting(self, experiment, run, on).fit(scaling)
+        finally:
+            experiment.close()
 
 
-class _Fitting:
+@dataclass(frozen=True)
+class _Left:
+    """What another program has left, and which of its trials go on."""
+
+    folder: str
+    resume_unfinished: bool
+    resume_errored: bool
+    restart_errored: bool
+
+
+def _folder(path: str | os.PathLike[str]) -> str:
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+
+
+class _Fitting(Engine[Trial]):
     """One call of `fit`."""
 
-    def __init__(self, tuner: Tuner, folder: str, run: Callable[[Trial], Any], cluster: Cluster) -> None:
-        self._config, self._folder, self._run, self._cluster = tuner.tune_config, folder, run, cluster
-        self._space = tuner.param_space
+    def __init__(
+        self, tuner: Tuner, experiment: _experiment.Experiment, run: Callable[[Trial], Any], cluster: Cluster
+    ) -> None:
+        self._tuner, self._config, self._experiment = tuner, tuner.tune_config, experiment
+        self._run, self._cluster = run, cluster
+        super().__init__(Display(self._config.metric, self._config.mode))
         self._stop = dict(getattr(tuner.run_config, "stop", None) or {})
-        self._scheduler, self._searcher = schedulers.of(self._config.scheduler), self._config.searcher()
-        self._scheduler.set_search_properties(self._config.metric, self._config.mode)
-        self._searcher.begin(self._space, self._config.num_samples, self._config.metric, self._config.mode)
-        self._display = Display(self._config.metric, self._config.mode)
-        self._trials: list[Trial] = []
-        self._done: queue.SimpleQueue[Trial] = queue.SimpleQueue()
-        self._has_more = True
+        # What is compared, and by what name it is asked for; and what trials have reported.
+        self._wanted = {name: f"RunConfig(stop={{{name!r}: …}})" for name in self._stop}
+        compare = (self._config, self._config.scheduler, self._config.search_alg)
+        for name in (getattr(one, "metric", None) for one in compare):
+            if name is not None:
+                self._wanted[name] = f"metric={name!r}"
+        self._reported: set[str] = set()
+        self._missed: set[str] = set()
+        self._again: list[Trial] = []
+        # Those that have ended once, of which the searcher has learned, and that are tried again.
+        self._known: set[str] = set()
+        self._is_saved = True
+        if tuner._left is None:
+            self._scheduler, self._searcher = schedulers.of(self._config.scheduler), self._config.searcher()
+            self._scheduler.set_search_properties(self._config.metric, self._config.mode)
+            self._searcher.begin(tuner.param_space, self._config.num_samples, self._config.metric, self._config.mode)
+        else:
+            self._restore(tuner._left, _experiment.load(experiment.folder))
+
+    def _restore(self, left: _Left, state: Mapping[str, Any]) -> None:
+        self._scheduler, self._searcher = state["scheduler"], state["searcher"]
+        for about in state["trials"]:
+            trial = Trial(about["trial_id"], about["config"], self._experiment.folder, self._run)
+            trial.restore(about)
+            self.trials.append(trial)
+        for trial in self.trials:
+            if trial.status == ERROR and (left.resume_errored or left.restart_errored):
+                self._known.add(trial.trial_id)
+                self._put_back(trial, from_checkpoint=left.resume_errored)
+            elif trial.status == RUNNING:
+                # Also what was reported after all that was saved.
+                is_enough = any([self.is_enough(trial, metrics) for metrics in trial.reports])
+                if is_enough or trial.is_stopped or not left.resume_unfinished:
+                    trial.status, trial.is_stopped, trial.ended = TERMINATED, True, trial.launched
+                    self.on_end(trial)
+                else:
+                    self._put_back(trial)
+
+    def _put_back(self, trial: Trial, from_checkpoint: bool = True) -> None:
+        trial.again(from_checkpoint)
+        self._again.append(trial)
+
+    def _save(self) -> None:
+        """Writes what another program needs to go on. If that is impossible, says so, once."""
+        state = {
+            "param_space": self._tuner.param_space,
+            "tune_config": self._config,
+            "run_config": self._tuner.run_config,
+            "scheduler": self._scheduler,
+            "searcher": self._searcher,
+            "trials": [trial.state() for trial in self.trials],
+        }
+        try:
+            self._experiment.save(state)
+        except Exception as error:
+            if self._is_saved:
+                self.display.say(f"wingbeat tune: Tuner.restore will not know these trials: {type(error).__name__}: {error}")
+            self._is_saved = False
 
     def fit(self, scaling: Any) -> ResultGrid:
         held = scaling.resources_per_worker or {}
         ranks = scaling.workers[0]
         cpus, gpus = held.get("CPU", 1) * ranks, held.get("GPU", 1 if scaling.use_gpu else 0) * ranks
-        most = self._config.max_concurrent_trials or slots(self._cluster.env, cpus, gpus)
+        self.most = self._config.max_concurrent_trials or slots(self._cluster.env, cpus, gpus)
         if self._config.max_concurrent_trials is None and self._config.search_alg is None:
             # Some wait at the head, and are placed as soon as others have ended. A search algorithm would know less of these.
-            most += min(most, _WAITING)
-        os.makedirs(self._folder, exist_ok=True)
-        until = None if self._config.time_budget_s is None else time.monotonic() + self._config.time_budget_s
-        with self._display.drawn():
-            try:
-                while True:
-                    if until is not None and time.monotonic() > until:
-                        self._has_more = False
-                        for trial in self._running():
-                            self._stop_early(trial)
-                    while self._has_more and len(self._running()) < most:
-                        self._start_next()
-                    if not self._running():
-                        break
-                    self._look()
-            except BaseException as error:
-                # Without the cluster, they would wait for it.
-                asked = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
-                self._end_all(signal.SIGKILL if isinstance(error, ClusterLostError) else asked)
-                raise
-            self._display.update(self._trials, is_last=True)
+            self.most += min(self.most, _WAITING)
+        budget = self._config.time_budget_s
+        until = None if budget is None else time.monotonic() + budget
+        self.run(until)
+        early = [trial for trial in self.trials if trial.is_stopped and not trial.reports]
+        if until is not None and time.monotonic() > until and early:
+            self.display.say(f"wingbeat tune: time_budget_s={budget:g} was over before {len(early)} trials had reported anything")
         return self._results()
 
-    def _running(self) -> list[Trial]:
-        return [trial for trial in self._trials if trial.status == RUNNING]
-
-    def _start_next(self) -> None:
-        trial_id = f"trial_{len(self._trials):05}"
+    def next_trial(self) -> Trial | None:
+        if self._again:
+            return self._again.pop(0)
+        trial_id = f"trial_{len(self.trials):05}"
         config = self._searcher.suggest(trial_id)
-        if config is None:
-            self._has_more = False
-            return
-        trial = Trial(trial_id, config, self._folder)
-        self._trials.append(trial)
-        trial.start(self._run, self._done)
+        return None if config is None else Trial(trial_id, config, self._experiment.folder, self._run)
 
-    def _look(self) -> None:
-        """Waits for the end of a trial, but not for long, and takes in what was reported."""
-        ended = []
-        try:
-            ended.append(self._done.get(timeout=_LOOK_S))
-            while True:
-                ended.append(self._done.get_nowait())
-        except queue.Empty:
-            pass
-        for trial in self._running():
-            for metrics in trial.new_reports():
-                if trial.is_stopped:
-                    continue
-                self._searcher.on_trial_result(trial.trial_id, metrics)
-                is_enough = any(metrics.get(name, float("-inf")) >= value for name, value in self._stop.items())
-                if self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP or is_enough:
-                    if trial not in ended:
-                        self._stop_early(trial)
-        for trial in ended:
-            trial.finish()
-            last = trial.reports[-1] if trial.reports else None
-            self._searcher.on_trial_complete(trial.trial_id, last, error=trial.status == ERROR)
-            self._scheduler.on_trial_complete(trial.trial_id)
-            if trial.status == ERROR:
-                self._display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")
-        if self._has_more or self._running():
-            self._cluster.check()
-        self._display.update(self._trials)
+    def start(self, trial: Trial, done: queue.SimpleQueue[_trials.Trial]) -> None:
+        trial.launch()
+        self._save()  # before it can be seen that it runs
+        super().start(trial, done)
 
-    def _stop_early(self, trial: Trial) -> None:
+    def is_enough(self, trial: Trial, metrics: Mapping[str, float]) -> bool:
+        self._reported.update(metrics)
+        for name in self._wanted.keys() - metrics.keys() - self._reported - self._missed:
+            self._missed.add(name)
+            self.display.say(f"wingbeat tune: {trial.trial_id} reports no {name!r}, as {self._wanted[name]} says")
+        if trial.trial_id not in self._known:
+            self._searcher.on_trial_result(trial.trial_id, metrics)
+        is_enough = any(metrics.get(name, float("-inf")) >= value for name, value in self._stop.items())
+        return self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP or is_enough
+
+    def stop_early(self, trial: Trial) -> None:
         if not trial.is_stopped:
             trial.stop(signal.SIGTERM)
 
+    def on_end(self, trial: Trial) -> None:
+        if isinstance(trial.error, TrialError) and isinstance(trial.error.__cause__, TrainingError):
+            if not self._cluster.answers():
+                self.display.say("wingbeat tune: the cluster does not answer; trials wait for it")
+                self._cluster.wait()
+                self._put_back(trial)
+                self.has_more = True
+                return
+        for name, said in self._wanted.items():
+            if trial.status == TERMINATED and trial.reports and not trial.is_stopped and name not in self._reported:
+                raise ValueError(
+                    f"{trial.trial_id} has ended, and no trial has reported {name!r}, as {said} says; reported were "
+                    f"{', '.join(map(repr, sorted(self._reported)))}"
+                )
+        last = trial.reports[-1] if trial.reports else None
+        if trial.trial_id not in self._known:
+            self._searcher.on_trial_complete(trial.trial_id, last, error=trial.status == ERROR)
+        self._scheduler.on_trial_complete(trial.trial_id)
+        if trial.status == ERROR:
+            self.display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")
+        self._save()
+
+    def check(self) -> None:
+        self._cluster.check()
+
+    def end_all(self, error: BaseException) -> None:
+        # Without the cluster, they would wait for it.
+        asked = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        self._end_all(signal.SIGKILL if isinstance(error, ClusterLostError) else asked)
+
     def _end_all(self, number: int) -> None:
-        running = self._running()
+        running = self.running()
         if number == signal.SIGKILL:
-            self._display.say(f"wingbeat tune: {len(running)} trials are killed")
+            self.display.say(f"wingbeat tune: {len(running)} trials are killed")
         else:
-            self._display.say(f"wingbeat tune: {len(running)} trials are asked to end, and may save what they have")
+            self.display.say(f"wingbeat tune: {len(running)} trials are asked to end, and may save what they have")
         for each in (number, number, signal.SIGKILL):
             for trial in running:
                 trial.stop(each)
@@ -244,9 +370,9 @@ class _Fitting:
                 reports=trial.reports,
                 was_stopped=trial.is_stopped,
             )
-            for trial in self._trials
+            for trial in self.trials
         ]
-        grid = ResultGrid(results, self._folder, self._config.metric, self._config.mode)
+        grid = ResultGrid(results, self._experiment.folder, self._config.metric, self._config.mode)
         if self._config.raise_on_failed_trial and grid.errors:
             first = grid.errors[0]
             raise TuneError(f"{grid.num_errors} of {len(grid)} trials failed; the first: {first}", grid) from first

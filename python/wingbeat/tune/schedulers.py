@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from wingbeat import _lazy
 
 CONTINUE, STOP = "CONTINUE", "STOP"
 
@@ -94,6 +96,7 @@ class ASHAScheduler(TrialScheduler):
 
     def _begin(self, metric: str | None, mode: str | None) -> None:
         self._metric, self._mode = metric, mode
+        self._is_reported = False
         # What trials had at each milestone, the largest milestone first.
         self._rungs: list[tuple[float, dict[str, float]]] = []
         milestone = self._grace
@@ -112,7 +115,13 @@ class ASHAScheduler(TrialScheduler):
         time, value = result.get(self.time_attr), result.get(self._metric or "")
         if time is None:
             raise ValueError(f"ASHAScheduler(time_attr={self.time_attr!r}): trial {trial_id} does not report it")
+        self._is_reported = self._is_reported or value is not None
         if time >= self.max_t:
+            if not self._is_reported:
+                raise ValueError(
+                    f"ASHAScheduler compares {self._metric!r}, and trial {trial_id} has come to max_t={self.max_t!r} without it; "
+                    f"reported were {', '.join(map(repr, sorted(result)))}"
+                )
             return STOP
         if value is None:
             return CONTINUE
@@ -157,3 +166,14 @@ def of(given: Any) -> TrialScheduler:
     if not isinstance(given, TrialScheduler):
         raise TypeError(f"scheduler must be a TrialScheduler, as ASHAScheduler, not a {type(given).__name__}")
     return given
+
+
+_OTHERS = "ASHAScheduler ends trials early; a subclass of TrialScheduler decides in another way"
+_ABSENT = dict.fromkeys(
+    "HyperBandForBOHB HyperBandScheduler MedianStoppingRule PB2 PopulationBasedTraining PopulationBasedTrainingReplay"
+    " ResourceChangingScheduler create_scheduler".split(),
+    _OTHERS,
+)
+
+if not TYPE_CHECKING:
+    __getattr__ = _lazy.names_of(__name__, {}, _ABSENT)

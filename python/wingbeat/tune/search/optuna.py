@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +21,11 @@ class OptunaSearch(Searcher):
         mode: "max" or "min"; None for that of `TuneConfig`.
         points_to_evaluate: Parameters of the first trials.
         sampler: An Optuna sampler; None for its `TPESampler`.
-        seed: The seed of that.
+        seed: The seed of that: each search draws the same.
 
     Raises:
         ImportError: Optuna is not installed.
-        ValueError: There are a sampler and a seed.
+        ValueError: There are a sampler and a seed. `Tuner.fit` raises it for a point outside of the space.
     """
 
     def __init__(
@@ -36,13 +37,13 @@ class OptunaSearch(Searcher):
         seed: int | None = None,
     ) -> None:
         try:
-            import optuna
+            import optuna  # noqa: F401
         except ImportError as error:
             raise ImportError("OptunaSearch needs Optuna: pip install wingbeat[optuna]") from error
         if sampler is not None and seed is not None:
             raise ValueError("give the seed to the sampler itself")
         self.metric, self.mode = metric, mode
-        self._sampler = sampler or optuna.samplers.TPESampler(seed=seed)
+        self._sampler, self._seed = sampler, seed
         self._first = list(points_to_evaluate or [])
         self._metric, self._mode = metric, mode
         self._trials: dict[str, Any] = {}
@@ -68,7 +69,9 @@ class OptunaSearch(Searcher):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         directions = optuna.study.StudyDirection
         direction = directions.MAXIMIZE if self._mode == "max" else directions.MINIMIZE
-        self._study = optuna.create_study(sampler=self._sampler, direction=direction)
+        # A new one for each search, so that a seed draws the same again.
+        sampler = self._sampler or optuna.samplers.TPESampler(seed=self._seed)
+        self._study = optuna.create_study(sampler=sampler, direction=direction)
         optuna.logging.set_verbosity(before)
         for point in self._first:
             self._study.enqueue_trial(self._encoded(point))
@@ -122,6 +125,16 @@ class OptunaSearch(Searcher):
                     value = value[key]
             except (LookupError, TypeError):  # which Optuna then chooses
                 continue
-            is_one_of = isinstance(domain, _space.Categorical)
-            made[_space.name_of(path)] = domain.categories.index(value) if is_one_of else value
+            name = _space.name_of(path)
+            wrong = f"points_to_evaluate: {name!r} is {value!r:.50}, and has to be"
+            if isinstance(domain, _space.Categorical):
+                if value not in domain.categories:
+                    raise ValueError(f"{wrong} one of {domain.categories!r:.200}")
+                value = domain.categories.index(value)
+            elif isinstance(domain, (_space.Float, _space.Integer)):
+                most = domain.high if isinstance(domain, _space.Float) else domain.most
+                kind = numbers.Real if isinstance(domain, _space.Float) else numbers.Integral
+                if isinstance(value, bool) or not isinstance(value, kind) or not domain.low <= float(value) <= most:
+                    raise ValueError(f"{wrong} from {domain.low!r} to {most!r}")
+            made[name] = value
         return made

@@ -1,4 +1,4 @@
-"""What `Tuner.fit` shows while trials run: a table in a terminal, and elsewhere a line now and then."""
+"""What is shown while trials run: a table in a terminal, and elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from wingbeat.tune._trial import ERROR, RUNNING, TERMINATED, Trial, described, is_number
+from wingbeat._trials._trial import ERROR, RUNNING, TERMINATED, Trial, is_number
 
 # How often a line is printed where there is no terminal.
 _LINE_S = 5.0
@@ -23,11 +23,16 @@ class Display:
     Args:
         metric: The metric to improve.
         mode: "max" or "min".
+        title: What runs them.
+        is_quiet: Whether nothing is shown of what ends before the first line is due.
     """
 
-    def __init__(self, metric: str | None, mode: str | None) -> None:
-        self._metric, self._mode = metric, mode
-        self._shown = 0.0
+    def __init__(
+        self, metric: str | None, mode: str | None, *, title: str = "wingbeat tune", is_quiet: bool = False
+    ) -> None:
+        self._metric, self._mode, self._title = metric, mode, title
+        self._shown = time.monotonic() if is_quiet else 0.0
+        self._is_quiet = is_quiet
         self._last = ""
         self._live: Any = None
 
@@ -67,6 +72,8 @@ class Display:
             is_last: Whether it is shown in any case.
         """
         now = time.monotonic()
+        if is_last and self._is_quiet and not self._last and self._live is None:
+            return
         if not is_last and now - self._shown < (_LINE_S if self._live is None else _DRAW_S):
             return
         self._shown = now
@@ -81,13 +88,13 @@ class Display:
     def _line(self, trials: Sequence[Trial]) -> str:
         counts = {state: sum(trial.status == state for trial in trials) for state in (RUNNING, TERMINATED, ERROR)}
         waiting = sum(trial.waits for trial in trials)
-        line = f"wingbeat tune: {counts[RUNNING] - waiting} running, {counts[TERMINATED]} done, {counts[ERROR]} failed"
+        line = f"{self._title}: {counts[RUNNING] - waiting} running, {counts[TERMINATED]} done, {counts[ERROR]} failed"
         having = [trial for trial in trials if trial.reports and self._metric in trial.reports[-1]]
         having = [trial for trial in having if is_number(trial.reports[-1][self._metric or ""])]
         if having and self._mode is not None:
             best = (max if self._mode == "max" else min)(having, key=lambda trial: trial.reports[-1][self._metric or ""])
             value = best.reports[-1][self._metric or ""]
-            line += f"; best {self._metric} {value:.6g} of {best.trial_id} ({described(best.config)})"
+            line += f"; best {self._metric} {value:.6g} of {best.trial_id} ({best.parameters})"
         return line
 
     def _table(self, trials: Sequence[Trial], line: str) -> Any:
@@ -105,7 +112,7 @@ class Display:
             metrics = "  ".join(f"{name} {last[name]:.6g}" for name in names[:4])
             state = "stopped" if trial.is_stopped and trial.status == TERMINATED else trial.status.lower()
             state = "waiting" if trial.waits else state
-            row = [trial.trial_id, state, described(trial.config), str(len(trial.reports)), f"{trial.seconds:.0f}", metrics]
+            row = [trial.trial_id, state, trial.parameters, str(len(trial.reports)), f"{trial.seconds:.0f}", metrics]
             table.add_row(*map(Text, row))
         if len(order) > _MOST:
             table.add_row(f"and {len(order) - _MOST} more")

@@ -1,0 +1,158 @@
+"""What Parquet and Arrow IPC files say of themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wingbeat._files._places import UnreadableError, reason
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PARQUET, ARROW = "parquet", "arrow"
+_ENDINGS = {".parquet": PARQUET, ".pq": PARQUET, ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW}
+# How both kinds of files begin.
+_MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a dataset.
+
+    Attributes:
+        path: Its path in its file system.
+        kind: "parquet" or "arrow".
+        unit_rows: How many rows each of its row groups or record batches has.
+        constants: Columns that are not in the file, with their values: those of a partitioned dataset.
+        units: Which of its row groups are in the dataset; None for all. `unit_rows` are those of these.
+        size: Its bytes, when it was looked into.
+        modified_ns: When it had been changed last, of a file on this machine.
+    """
+
+    path: str
+    kind: str
+    unit_rows: tuple[int, ...]
+    constants: tuple[tuple[str, Any], ...] = ()
+    units: tuple[int, ...] | None = None
+    size: int | None = None
+    modified_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What a file says of itself.
+
+    Attributes:
+        kind: "parquet" or "arrow".
+        unit_rows: How many rows each of its row groups or record batches has.
+        schema: Its columns.
+        nbytes: The size of its rows, uncompressed; 0 if it does not say.
+        size: Its bytes.
+        modified_ns: When it was changed last, of a file on this machine.
+    """
+
+    kind: str
+    unit_rows: tuple[int, ...]
+    schema: pyarrow.Schema
+    nbytes: int
+    size: int
+    modified_ns: int | None
+
+
+def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
+    """Reads what a file says of itself, and no rows.
+
+    Args:
+        filesystem: Its `pyarrow.fs.FileSystem`.
+        path: Its path there.
+        kind: "parquet" or "arrow"; None to find out.
+
+    Returns:
+        What it says.
+
+    Raises:
+        UnreadableError: It cannot be read.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        kind = kind or _kind_of(filesystem, path)
+        _, modified_ns = local_stamp(filesystem, path)
+        if kind == PARQUET:
+            with filesystem.open_input_file(path) as source:
+                about = pyarrow.parquet.ParquetFile(source)
+                groups = [about.metadata.row_group(number) for number in range(about.metadata.num_row_groups)]
+                rows, nbytes = tuple(group.num_rows for group in groups), sum(group.total_byte_size for group in groups)
+                return Inspected(kind, rows, about.schema_arrow, nbytes, source.size(), modified_ns)
+        with source_of(filesystem, path) as source:
+            schema = pyarrow.ipc.open_file(source).schema
+            # One column says how many rows there are. Others are not decompressed.
+            widths = [_width(field.type) for field in schema]
+            only = [widths.index(min(widths))] if widths else []
+            reader = pyarrow.ipc.open_file(source, options=pyarrow.ipc.IpcReadOptions(included_fields=only))
+            rows = tuple(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+            return Inspected(kind, rows, schema, 0, source.size(), modified_ns)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UnreadableError(path, reason(error)) from error
+
+
+def first_difference(
+    first: pyarrow.Schema, other: pyarrow.Schema, names: Iterable[str]
+) -> tuple[str, pyarrow.DataType | None, pyarrow.DataType | None] | None:
+    """The first column in which two files differ.
+
+    Args:
+        first: The columns of a file.
+        other: Those of another.
+        names: The columns to compare.
+
+    Returns:
+        Its name, and its type in each, None where it is missing; None if there is no such column.
+    """
+    for name in names:
+        here, there = (schema.field(name).type if name in schema.names else None for schema in (first, other))
+        if here is None or there is None or not here.equals(there):
+            return name, here, there
+    return None
+
+
+def local_stamp(filesystem: Any, path: str) -> tuple[int | None, int | None]:
+    """The size of a file on this machine, and when it was changed last. Of others, that would be a request each time."""
+    import pyarrow.fs
+
+    if not isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        return None, None
+    about = os.stat(path)
+    return about.st_size, about.st_mtime_ns
+
+
+def source_of(filesystem: Any, path: str) -> Any:
+    """An Arrow file, which is read where it lies if it is on this machine."""
+    import pyarrow
+    import pyarrow.fs
+
+    if isinstance(filesystem, pyarrow.fs.LocalFileSystem) and os.path.getsize(path) > 0:
+        return pyarrow.memory_map(path)
+    return filesystem.open_input_file(path)
+
+
+def _kind_of(filesystem: Any, path: str) -> str:
+    kind = _ENDINGS.get(os.path.splitext(path)[1].lower())
+    if kind is not None:
+        return kind
+    with filesystem.open_input_stream(path) as source:
+        kind = _MAGIC.get(source.read(4))
+    if kind is None:
+        raise UnreadableError(path, "it is neither Parquet nor Arrow IPC (Feather V2)")
+    return kind
+
+
+def _width(kind: pyarrow.DataType) -> int:
+    try:
+        return int(kind.bit_width)
+    except ValueError:  # it varies
+        return 1 << 30

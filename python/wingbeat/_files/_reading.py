@@ -1,0 +1,209 @@
+"""The rows of Parquet and Arrow IPC files, a piece at a time."""
+
+from __future__ import annotations
+
+import socket
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from wingbeat._files._contents import PARQUET, DataFile, local_stamp, source_of
+from wingbeat._files._places import UnreadableError, reason
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# What is read of a column at a time, of a file on this machine and of one elsewhere, which takes long to answer. Without a limit,
+# pyarrow holds all of a row group's column.
+_READ_LOCALLY, _READ_REMOTELY = 1 << 16, 1 << 20
+# How many Parquet files are kept open: as many as there are lanes without further options. Footers take about nine times of
+# what they take in the file.
+_OPEN_FILES, _OPEN_FOOTER_BYTES = 8, 2 << 20
+# How much of a row group is decoded together, and after how much freed memory is given back, which takes one or two milliseconds.
+_TOGETHER_BYTES, _GIVEN_BACK_BYTES = 8 << 20, 16 << 20
+
+
+class OpenFiles:
+    """Parquet files that one thread reads, one row group after the other. The last few are kept open: to open one again takes
+    as long as to decode some row groups, and its footer is held once, and not once for each row group that is being read.
+
+    Args:
+        filesystem: Their `pyarrow.fs.FileSystem`.
+    """
+
+    def __init__(self, filesystem: Any) -> None:
+        self.filesystem = filesystem
+        self._open: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._read_bytes = 0
+
+    def parquet(self, file: DataFile, buffer_size: int) -> Any:
+        """A file.
+
+        Args:
+            file: The file.
+            buffer_size: How much of a column is read at a time; 0 for all of a row group's.
+
+        Returns:
+            The `pyarrow.parquet.ParquetFile`.
+
+        Raises:
+            UnreadableError: It has changed since it was looked into.
+        """
+        import pyarrow.fs
+
+        key = (file.path, buffer_size)
+        opened = self._open.pop(key, None)
+        if opened is None:
+            source = self.filesystem.open_input_file(file.path)
+            _check(file, file.size in (None, source.size()))
+            opened = source, _parquet_file(source, buffer_size)
+        self._open[key] = opened
+        while len(self._open) > 1 and (len(self._open) > _OPEN_FILES or self._footer_bytes() > _OPEN_FOOTER_BYTES):
+            self._open.popitem(last=False)  # which closes it, unless some of its rows are still being read
+        source, reader = opened
+        if buffer_size or isinstance(self.filesystem, pyarrow.fs.LocalFileSystem):
+            return reader
+        # A storage takes long to answer: all columns are asked for at once. What has read so holds what it has read.
+        return _parquet_file(source, 0, metadata=reader.metadata, pre_buffer=True)
+
+    def has_read(self, nbytes: int) -> None:
+        """Has pyarrow give freed memory back now and then: its allocator keeps about as much as is in use, and other threads free
+        what this one has allocated.
+
+        Args:
+            nbytes: How much was decoded.
+        """
+        import pyarrow
+
+        self._read_bytes += nbytes
+        if self._read_bytes >= _GIVEN_BACK_BYTES:
+            self._read_bytes = 0
+            pyarrow.default_memory_pool().release_unused()
+
+    def _footer_bytes(self) -> int:
+        return sum(reader.metadata.serialized_size for _, reader in self._open.values())
+
+
+def _parquet_file(source: Any, buffer_size: int, metadata: Any = None, pre_buffer: bool = False) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(
+        source, metadata=metadata, buffer_size=buffer_size, pre_buffer=pre_buffer, page_checksum_verification=True
+    )
+
+
+def rows_of(
+    files: OpenFiles, file: DataFile, unit: int, schema: pyarrow.Schema, *, skipped: int = 0, piece_rows: int
+) -> Iterator[pyarrow.Table]:
+    """Reads the rows of a unit, a piece at a time.
+
+    Args:
+        files: What opens the file.
+        file: The file.
+        unit: Which of its row groups or record batches.
+        schema: The columns to read.
+        skipped: How many rows are left out at its beginning.
+        piece_rows: The most rows of a piece.
+
+    Yields:
+        Tables.
+
+    Raises:
+        UnreadableError: The file is not to be had here, is damaged, or has changed since it was looked into.
+    """
+    import pyarrow
+
+    constants = dict(file.constants)
+    columns = schema.names
+    own = [name for name in columns if name not in constants]
+    try:
+        for table in _tables(files, file, unit, own, piece_rows):
+            if skipped >= table.num_rows:
+                skipped -= table.num_rows
+                continue
+            table = table.slice(skipped)
+            skipped = 0
+            for name, value in constants.items():
+                if name in columns:
+                    kind = schema.field(name).type
+                    table = table.append_column(name, pyarrow.repeat(pyarrow.scalar(value, kind), table.num_rows))
+            table = table.select(columns)
+            yield table if table.schema.equals(schema) else table.cast(schema)
+    except FileNotFoundError as error:
+        where = f"it is not there on {socket.gethostname()}: ranks need a folder that all nodes share, or a URL"
+        raise UnreadableError(file.path, where) from error
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UnreadableError(file.path, reason(error)) from error
+
+
+def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], piece_rows: int) -> Iterator[pyarrow.Table]:
+    import pyarrow
+    import pyarrow.fs
+
+    filesystem = files.filesystem
+    rows, number = file.unit_rows[unit], unit if file.units is None else file.units[unit]
+    size, modified_ns = local_stamp(filesystem, file.path)
+    # Before an Arrow file is mapped: the process would be killed when it reads beyond the end of one that was cut.
+    _check(file, file.size in (None, size or file.size) and file.modified_ns in (None, modified_ns))
+    if file.kind == PARQUET:
+        is_whole = piece_rows >= rows
+        is_here = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+        reader = files.parquet(file, 0 if is_whole else _READ_LOCALLY if is_here else _READ_REMOTELY)
+        groups = reader.metadata
+        _check(file, number < groups.num_row_groups and groups.row_group(number).num_rows == rows)
+        _check(file, set(columns) <= set(reader.schema_arrow.names))
+        if is_whole:
+            whole = _whole(reader, number, columns, files)
+            del reader, groups
+            yield whole
+            return
+        for batch in reader.iter_batches(piece_rows, row_groups=[number], columns=columns, use_threads=False):
+            files.has_read(batch.nbytes)
+            yield pyarrow.Table.from_batches([batch])
+        return
+    with source_of(filesystem, file.path) as source:
+        _check(file, file.size in (None, source.size()))
+        names = pyarrow.ipc.open_file(source).schema.names
+        _check(file, set(columns) <= set(names))
+        chosen = [names.index(name) for name in columns]
+        options = pyarrow.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
+        opened = pyarrow.ipc.open_file(source, options=options)
+        _check(file, number < opened.num_record_batches)
+        batch = opened.get_batch(number)
+        _check(file, batch.num_rows == rows)
+        batch.validate(full=True)  # an offset beyond the end would kill the process
+        yield pyarrow.Table.from_batches([batch])
+
+
+def _whole(reader: Any, number: int, columns: list[str], files: OpenFiles) -> pyarrow.Table:
+    """A row group, some columns at a time: pyarrow's allocator keeps for a while what was read and decompressed of each."""
+    import pyarrow
+
+    if not columns:  # which has its number of rows
+        return reader.read_row_group(number, columns=columns, use_threads=False)
+    about = reader.metadata.row_group(number)
+    sizes = dict.fromkeys(columns, 0)
+    for column in range(about.num_columns):
+        name = about.column(column).path_in_schema.partition(".")[0]
+        if name in sizes:
+            sizes[name] += about.column(column).total_uncompressed_size
+    parts, some, size = [], [], 0
+    for name in columns:
+        some.append(name)
+        size += sizes[name]
+        if size >= _TOGETHER_BYTES or name == columns[-1]:
+            parts.append(reader.read_row_group(number, columns=some, use_threads=False))
+            files.has_read(parts[-1].nbytes)
+            some, size = [], 0
+    if len(parts) == 1:
+        return parts[0]
+    return pyarrow.table({name: part.column(name) for part in parts for name in part.column_names})
+
+
+def _check(file: DataFile, is_as_before: bool) -> None:
+    if not is_as_before:
+        raise UnreadableError(
+            file.path,
+            "it has changed since it was looked into; start the run again, and while one reads a file, write another file and "
+            "let it take the place of the first by renaming",
+        )
