@@ -1,6 +1,6 @@
 //! The memory of the node: who uses what, and the end of who takes too much of it. [`wingbeat_node::memory`] decides who that is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -20,6 +20,9 @@ use crate::{guard, machine};
 
 /// Processes that an error names.
 const NAMED: usize = 8;
+
+/// A program whose worker process was ended is waited for so long before another process is ended, too.
+const LEFT_BEHIND: Duration = Duration::from_secs(2);
 
 /// A look at who uses what takes at most this part of the time, as long as nobody has to be ended.
 const SHARE_OF_TIME: u32 = 10;
@@ -76,6 +79,8 @@ pub(super) struct Memory {
     short: Mutex<Option<MemoryUsage>>,
     /// Before this, nobody looks again who uses what.
     rests_until: Mutex<Instant>,
+    /// Programs of worker processes, each until it has ended, and since when its worker process is gone.
+    programs: Mutex<BTreeMap<u32, Option<Instant>>>,
 }
 
 impl Memory {
@@ -90,7 +95,23 @@ impl Memory {
             latest: Mutex::default(),
             short: Mutex::default(),
             rests_until: Mutex::new(began),
+            programs: Mutex::default(),
         }
+    }
+
+    /// Programs that outlive their worker processes, as their keepers end them; and whether any of them has for no longer than that takes. What they
+    /// use is nobody's: not that of the process from which they were forked.
+    fn left_behind(&self, workers: &[Worker], processes: &BTreeMap<u32, Process>) -> (BTreeSet<u32>, bool) {
+        let own: BTreeSet<u32> = workers.iter().filter_map(|worker| worker.program).collect();
+        let mut programs = self.programs.lock();
+        programs.extend(own.iter().map(|pid| (*pid, None)));
+        // One that nobody has waited for yet uses nothing.
+        programs.retain(|pid, _| processes.get(pid).is_some_and(|process| process.bytes > 0));
+        let left = programs.iter_mut().filter(|(pid, _)| !own.contains(pid));
+        let since: BTreeMap<u32, Instant> =
+            left.map(|(pid, since)| (*pid, *since.get_or_insert_with(Instant::now))).collect();
+        let is_ending = since.values().any(|since| since.elapsed() < LEFT_BEHIND);
+        (since.into_keys().collect(), is_ending)
     }
 
     fn now(&self) -> u64 {
@@ -223,13 +244,15 @@ impl Daemon {
             }
         };
         let (mut users, mut largest) = (None, Vec::new());
-        let is_ending = self.pool.lock().state.is_ending_for_memory();
+        let mut is_ending = self.pool.lock().state.is_ending_for_memory();
         let is_due = usage.used >= usage.threshold || Instant::now() >= *self.memory.rests_until.lock();
         if PRETENDED.is_some() || memory::is_scarce(&usage) && is_due {
             let begun = Instant::now();
             let mut workers = self.workers_by_memory();
             let processes = processes();
-            let owner = attribute(&processes, &mut workers, usage.limit);
+            let (left_behind, is_left) = self.memory.left_behind(&workers, &processes);
+            is_ending |= is_left;
+            let owner = attribute(&processes, &mut workers, &left_behind, usage.limit);
             if PRETENDED.is_some() {
                 usage.used += workers.iter().map(|worker| worker.user.bytes).sum::<u64>();
             }
@@ -326,7 +349,12 @@ fn process(pid: u32, page: u64) -> Option<Process> {
 }
 
 /// Counts what each process has as that of the worker process that has started it, or sees it through. Answers with whose each is, by its place.
-fn attribute(processes: &BTreeMap<u32, Process>, workers: &mut [Worker], limit: u64) -> BTreeMap<u32, usize> {
+fn attribute(
+    processes: &BTreeMap<u32, Process>,
+    workers: &mut [Worker],
+    left_behind: &BTreeSet<u32>,
+    limit: u64,
+) -> BTreeMap<u32, usize> {
     let programs = workers.iter().enumerate().filter_map(|(at, worker)| Some((worker.program?, at)));
     let pids = workers.iter().enumerate().map(|(at, worker)| (worker.pid, at));
     // What is a worker process is nobody's program.
@@ -336,7 +364,11 @@ fn attribute(processes: &BTreeMap<u32, Process>, workers: &mut [Worker], limit: 
     let mut owner = BTreeMap::new();
     for (pid, process) in processes {
         let above = |pid: &u32| processes.get(pid).map(|process| process.parent).filter(|parent| parent != pid);
-        let below = std::iter::successors(Some(*pid), above).find_map(|pid| by_pid.get(&pid).copied());
+        let upwards = || std::iter::successors(Some(*pid), above);
+        if upwards().take_while(|pid| !by_pid.contains_key(pid)).any(|pid| left_behind.contains(&pid)) {
+            continue;
+        }
+        let below = upwards().find_map(|pid| by_pid.get(&pid).copied());
         // Whoever lost its parent carries its mark. Looked for where it matters only.
         let is_large = process.bytes > limit / 1024;
         let whose = below.or_else(|| is_large.then(|| by_process.get(&guard::started_by(*pid)?).copied()).flatten());
@@ -372,4 +404,31 @@ fn name_largest(
         MemoryUser { pid: *pid, what, bytes: process.bytes }
     });
     named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(pid: u32, program: Option<u32>) -> Worker {
+        let process = ProcessId(pid.into());
+        let user = User { process, lease: None, work: Work::Idle, started: 0, bytes: 0 };
+        Worker { user, pid, program, name: String::new() }
+    }
+
+    /// The warm Python's worker process is 10, and the rank's 20; the rank, 13, was forked from 11 by its keeper, 12.
+    fn used(workers: &mut [Worker], left_behind: &[u32]) -> Vec<u64> {
+        let parents = [(10, 1), (11, 10), (12, 11), (13, 12), (20, 1)];
+        let of = |parent| Process { parent, command: String::new(), bytes: 1 };
+        let processes = parents.into_iter().map(|(pid, parent)| (pid, of(parent))).collect();
+        attribute(&processes, workers, &left_behind.iter().copied().collect(), u64::MAX);
+        workers.iter().map(|worker| worker.user.bytes).collect()
+    }
+
+    #[test]
+    fn what_a_forked_rank_uses_is_its_actors_and_nobodys_when_that_has_ended() {
+        assert_eq!(used(&mut [worker(10, None), worker(20, Some(12))], &[]), [2, 3]);
+        assert_eq!(used(&mut [worker(10, None)], &[12]), [2], "its keeper is ending it");
+        assert_eq!(used(&mut [worker(10, None), worker(20, None)], &[]), [4, 1], "it has not said so yet");
+    }
 }
