@@ -307,6 +307,9 @@ impl Program for Running {
         if let Some(seen) = stacks.seen(pid) {
             return said(seen);
         }
+        if !Stacks::listens(pid) {
+            return said(stacks::SILENT.into());
+        }
         let from = stacks.end();
         match &*self.state() {
             State::Runs { reach, .. } => reach.ask_stacks(),

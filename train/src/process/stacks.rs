@@ -11,6 +11,8 @@ pub(super) const VARIABLE: &str = "WINGBEAT_STACKS";
 /// Python writes its stacks at once: two looks of the same length are the end.
 const STEP: Duration = Duration::from_millis(20);
 const LIMIT: Duration = Duration::from_secs(3);
+/// What is said of a process that says nothing.
+pub(super) const SILENT: &str = "it does not tell its stacks: it is not Python, or has not begun yet";
 
 pub(super) struct Stacks {
     told: Scratch,
@@ -28,6 +30,14 @@ impl Stacks {
     /// The signal that asks Python: one that nobody else uses.
     pub(super) fn signal() -> i32 {
         libc::SIGRTMAX() - 3
+    }
+
+    /// Whether a process has something to do when it is asked. One that is no Python, or is not that far, or has become another program since, would be
+    /// ended by the signal.
+    pub(super) fn listens(pid: i32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+        caught.is_some_and(|caught| caught & (1 << (Self::signal() - 1)) != 0)
     }
 
     /// What the rank is told.
@@ -58,9 +68,23 @@ impl Stacks {
                 return self.told.read(from).unwrap_or_else(|error| error.to_string());
             }
             if begun.elapsed() > LIMIT {
-                return "it does not tell its stacks: it is not Python, or has not begun yet".into();
+                return SILENT.into();
             }
             last = now;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_a_handler_does_not_listen() {
+        let mut other = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        assert!(!Stacks::listens(other.id() as i32));
+        drop(other.stdin.take());
+        other.wait().unwrap();
+        assert!(!Stacks::listens(-1));
     }
 }
