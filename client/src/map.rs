@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use futures::stream::{FuturesOrdered, FuturesUnordered};
 use futures::{Stream, StreamExt};
 use serde::de::DeserializeOwned;
+use wingbeat_core::ErrorKind;
 use wingbeat_core::TaskId;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::{Handle, Waiting, block_on, context, text_of_panic};
@@ -78,6 +79,7 @@ impl<I, F, T: DeserializeOwned + 'static> Map<I, F, T> {
     }
 
     /// Gives results in the order in which they arrive. To be said before the first is asked for: what is under way is cancelled.
+    /// Who waits for any of several is held up by none in particular: only when one is left can it be told that it waits for what waits for it.
     pub fn unordered(mut self) -> Self {
         self.calls = Calls::AsTheyCome(FuturesUnordered::new());
         self
@@ -91,7 +93,8 @@ where
     T: DeserializeOwned + 'static,
 {
     /// The next result, or why there is none; none after the last. A failure is one result among others: the rest goes on.
-    /// A task that is cancelled meanwhile gets that as its last result.
+    /// A task that is cancelled meanwhile gets that as its last result, and so does one whose wait can never end
+    /// ([`Error::Deadlock`](crate::Error::Deadlock)): the rest is cancelled then.
     pub async fn next(&mut self) -> Option<Result<T>> {
         // The task waits only as long as this is awaited, however long the map lives.
         let mut waiting = None;
@@ -168,7 +171,12 @@ where
         let Some(Poll::Ready(error)) = waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) else {
             return Poll::Pending;
         };
-        self.interrupt(error)
+        if error.kind() == ErrorKind::Cancelled {
+            return self.interrupt(error);
+        }
+        // A wait that can never end is the end of the map: what is behind it would be waited for in vain, too.
+        (self.items, self.calls) = (None, Calls::in_order());
+        Poll::Ready(Some(Err(error)))
     }
 
     /// The wait of the running task is over, and no result is lost: whoever goes on with the map, as an actor's next call, has them. To the task
@@ -238,6 +246,7 @@ impl<T: DeserializeOwned + 'static> Calls<T> {
     fn awaited(&self) -> Vec<&Handle> {
         match self {
             Calls::InOrder(_, handles) => handles.front().into_iter().collect(),
+            Calls::AsTheyCome(calls) if calls.len() == 1 => calls.iter().map(|call| call.object.handle()).collect(),
             Calls::AsTheyCome(_) => Vec::new(),
         }
     }

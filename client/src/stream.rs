@@ -4,10 +4,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use wingbeat_core::error::Result;
-use wingbeat_process::{Session, StreamHandle, Value, block_on};
+use wingbeat_process::{StreamHandle, Waiting, block_on};
 
 /// The items of a task that is still running, in order. A failure of the task is the last item, and so is an `Err` of its
 /// iterator: where an error is one item among others, wrap it (`Item = MyItem`, an enum of one's own). An item that is there and
@@ -41,26 +40,24 @@ use wingbeat_process::{Session, StreamHandle, Value, block_on};
 /// # }
 /// ```
 pub struct ObjectStream<T> {
-    state: State,
+    handle: StreamHandle,
+    /// While it is polled as a stream and has nothing.
+    waiting: Option<Waiting>,
     item: PhantomData<fn() -> T>,
-}
-
-enum State {
-    Idle(StreamHandle),
-    Taking(BoxFuture<'static, (StreamHandle, Option<Result<Value>>)>),
-    Moved,
 }
 
 impl<T> ObjectStream<T> {
     pub(crate) fn new(handle: StreamHandle) -> Self {
-        ObjectStream { state: State::Idle(handle), item: PhantomData }
+        ObjectStream { handle, waiting: None, item: PhantomData }
     }
 }
 
 impl<T: DeserializeOwned + 'static> ObjectStream<T> {
     /// The next item; none after the last.
     pub async fn next(&mut self) -> Option<Result<T>> {
-        std::future::poll_fn(|cx| self.poll_item(cx)).await
+        // The task waits only as long as this is awaited, however long the stream lives.
+        let mut waiting = None;
+        std::future::poll_fn(|cx| self.poll_item(&mut waiting, cx)).await
     }
 
     /// As [`next`](Self::next), blocking this thread.
@@ -71,34 +68,27 @@ impl<T: DeserializeOwned + 'static> ObjectStream<T> {
     /// As [`next`](Self::next), for at most `limit`. Then it is [`Error::TimedOut`](crate::Error::TimedOut), and the stream goes on: the
     /// next call waits for the same item.
     pub async fn next_timeout(&mut self, limit: Duration) -> Option<Result<T>> {
-        let session = match Session::current() {
-            Ok(session) => session,
-            Err(error) => return Some(Err(error)),
-        };
+        // Of what is nothing but an error, that is there.
+        let Some(session) = self.handle.session().cloned() else { return self.next().await };
         let what = || "the next item of a stream".to_owned();
         session.within(limit, what, async { Ok(self.next().await) }).await.unwrap_or_else(|error| Some(Err(error)))
     }
 
-    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
-        if matches!(self.state, State::Idle(_))
-            && let State::Idle(mut handle) = std::mem::replace(&mut self.state, State::Moved)
-        {
-            self.state = State::Taking(Box::pin(async move {
-                let item = handle.next().await;
-                (handle, item)
-            }));
-        }
-        let State::Taking(taking) = &mut self.state else { return Poll::Ready(None) };
-        let Poll::Ready((handle, item)) = taking.as_mut().poll(cx) else { return Poll::Pending };
-        self.state = State::Idle(handle);
-        Poll::Ready(item.map(|value| value.and_then(|value| value.decode())))
+    fn poll_item(&mut self, waiting: &mut Option<Waiting>, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        self.handle.poll_item(waiting, cx).map(|item| item.map(|value| value.and_then(|value| value.decode())))
     }
 }
 
 impl<T: DeserializeOwned + 'static> futures::Stream for ObjectStream<T> {
     type Item = Result<T>;
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
-        self.get_mut().poll_item(cx)
+        let this = self.get_mut();
+        let mut waiting = this.waiting.take();
+        let item = this.poll_item(&mut waiting, cx);
+        if item.is_pending() {
+            this.waiting = waiting;
+        }
+        item
     }
 }
 

@@ -1,8 +1,8 @@
 //! Streams: the items of a task that is still running, as its consumer sees them.
 
-use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Outputs;
@@ -12,7 +12,7 @@ use wingbeat_net::messages::Work;
 use crate::owner::object::Handle;
 use crate::owner::streams::Cell;
 use crate::owner::submission::Cancel;
-use crate::session::get::Value;
+use crate::session::get::{Value, ValueFuture};
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
 
@@ -25,6 +25,8 @@ pub struct StreamHandle {
     /// An item that was taken, and whose value is not here: nobody has waited for it to the end, or it cannot be fetched now.
     /// It is still the next.
     next: Option<Handle>,
+    /// Its value, while that is brought here.
+    fetching: Option<Box<ValueFuture>>,
 }
 
 impl StreamHandle {
@@ -34,13 +36,20 @@ impl StreamHandle {
         if let Some(error) = owner.ended() {
             drop(owner.streams.failed(task, error.clone()));
         }
-        StreamHandle { session: Ok(session.clone()), task, producer, cell, next: None }
+        StreamHandle { session: Ok(session.clone()), task, producer, cell, next: None, fetching: None }
     }
 
     /// A stream that is nothing but an error.
     pub fn failed(error: Error) -> Self {
         let task = TaskId { owner: ProcessId(0), seq: 0 };
-        StreamHandle { session: Err(Some(error)), task, producer: None, cell: Arc::default(), next: None }
+        StreamHandle {
+            session: Err(Some(error)),
+            task,
+            producer: None,
+            cell: Arc::default(),
+            next: None,
+            fetching: None,
+        }
     }
 
     /// The task that makes the items.
@@ -48,35 +57,54 @@ impl StreamHandle {
         self.task
     }
 
-    #[allow(clippy::should_implement_trait, clippy::manual_async_fn, reason = "it is asynchronous, and must be Send")]
+    /// Whose it is; none of a stream that is nothing but an error.
+    pub fn session(&self) -> Option<&Session> {
+        self.session.as_ref().ok()
+    }
+
     /// The next item, when it is there; none after the last. An error is the last item, but for one that says that the item
     /// cannot be fetched now ([`Error::ObjectUnavailable`], [`Error::StoreFull`], [`Error::OutOfDescriptors`]): the next call
     /// tries again. An item that was lost is passed over after its error.
-    pub fn next(&mut self) -> impl Future<Output = Option<Result<Value, Error>>> + Send + '_ {
-        async move {
-            let session = match &mut self.session {
-                Ok(session) => session.clone(),
-                Err(error) => return error.take().map(Err),
-            };
-            if self.next.is_none() {
-                let mut waiting = None;
-                let next = std::future::poll_fn(|cx| self.poll_next(&session, &mut waiting, cx)).await;
-                drop(waiting);
-                match next? {
-                    Ok(handle) => self.next = Some(handle),
-                    Err(error) => return Some(Err(error)),
-                }
+    ///
+    /// The running task waits as long as there is something in `waiting`: whoever awaits no more drops that.
+    pub fn poll_item(
+        &mut self,
+        waiting: &mut Option<Waiting>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Value, Error>>> {
+        let session = match &mut self.session {
+            Ok(session) => session.clone(),
+            Err(error) => return Poll::Ready(error.take().map(Err)),
+        };
+        if self.next.is_none() {
+            match ready!(self.poll_next(&session, waiting, cx)) {
+                Some(Ok(handle)) => self.next = Some(handle),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
             }
-            let value = session.value(self.next.as_ref()?).await;
-            let is_temporary = matches!(
-                value,
-                Err(Error::ObjectUnavailable { .. } | Error::StoreFull { .. } | Error::OutOfDescriptors { .. })
-            );
-            if !is_temporary {
-                self.next = None;
-            }
-            Some(value)
+            *waiting = None;
         }
+        let Some(handle) = &self.next else { return Poll::Ready(None) };
+        let fetching = self.fetching.get_or_insert_with(|| Box::new(ValueFuture::among_others(handle)));
+        let Poll::Ready(value) = Pin::new(fetching).poll(cx) else {
+            // Its value was lost, and is made again.
+            if !handle.is_ready() {
+                Waiting::keep(waiting, &[handle]);
+            }
+            return match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
+                Some(Poll::Ready(error)) => Poll::Ready(Some(Err(error))),
+                _ => Poll::Pending,
+            };
+        };
+        self.fetching = None;
+        let is_temporary = matches!(
+            value,
+            Err(Error::ObjectUnavailable { .. } | Error::StoreFull { .. } | Error::OutOfDescriptors { .. })
+        );
+        if !is_temporary {
+            self.next = None;
+        }
+        Poll::Ready(Some(value))
     }
 
     fn poll_next(
