@@ -92,11 +92,14 @@ impl Keep {
         ranked.into_iter().map(|(_, checkpoint)| checkpoint).collect()
     }
 
-    /// Those that are not kept, of all, in the order of their numbers.
+    /// Those that are not kept, of all, in the order of their numbers. The newest stand for the best as far as none has the metric, whose name may
+    /// be mistyped: what is deleted is gone.
     pub(super) fn outdated<'a>(&self, checkpoints: &'a [Checkpoint]) -> Vec<&'a Checkpoint> {
         let count = self.best.as_ref().map_or(0, |best| best.count.max(1));
-        let best: Vec<u64> = self.ranked(checkpoints).iter().take(count).map(|best| best.number).collect();
-        let old = checkpoints.len().saturating_sub(self.newest.max(1));
+        let ranked = self.ranked(checkpoints);
+        let best: Vec<u64> = ranked.iter().take(count).map(|best| best.number).collect();
+        let newest = if ranked.is_empty() { self.newest.max(count) } else { self.newest };
+        let old = checkpoints.len().saturating_sub(newest.max(1));
         checkpoints[..old].iter().filter(|checkpoint| !best.contains(&checkpoint.number)).collect()
     }
 }

@@ -19,6 +19,8 @@ fn the_newest_and_the_best_are_kept() {
     assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Min)) }), [1, 3]);
     assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Max)) }), [1, 2, 3]);
     assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Min).count(2)) }), [3]);
+    let mistyped = Best::of("los", BestOrder::Min);
+    assert_eq!(numbers(Keep { newest: 1, best: Some(mistyped.count(3)) }), [1], "as many as asked for");
     let same = [checkpoint(1, 0.1), checkpoint(2, 0.1), checkpoint(3, 0.7)];
     let keep = Keep { newest: 1, best: Some(best(BestOrder::Min)) };
     assert_eq!(keep.outdated(&same).iter().map(|old| old.number).collect::<Vec<_>>(), [1], "of equal ones the newest");
