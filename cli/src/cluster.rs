@@ -84,21 +84,36 @@ pub(crate) struct StopArgs {
     at: Where,
 }
 
-pub(crate) async fn connect(at: &Where) -> Result<HeadClient> {
+/// The head, over a connection that ends with this: a watch makes one each time.
+pub(crate) struct Head {
+    client: HeadClient,
+    _closes: mux::Closes,
+}
+
+impl std::ops::Deref for Head {
+    type Target = HeadClient;
+
+    fn deref(&self) -> &HeadClient {
+        &self.client
+    }
+}
+
+pub(crate) async fn connect(at: &Where) -> Result<Head> {
     dial(at).await.map(|(head, _)| head)
 }
 
 /// The head, and where it is by its own word.
-async fn dial(at: &Where) -> Result<(HeadClient, Address)> {
+async fn dial(at: &Where) -> Result<(Head, Address)> {
     let text = at.address.clone().unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"));
     let token = match token::given(at.token_file.as_deref())? {
         Some(token) => token,
         None => token::own()?,
     };
     let (stream, welcome) = seek::dial_head(&text, "the head", &token, Hello::of_tool()).await?;
-    let (_, client, _) =
+    let (connection, client, _) =
         mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
-    Ok((HeadClient::new(mux::client_config(), client).spawn(), welcome.address))
+    let client = HeadClient::new(mux::client_config(), client).spawn();
+    Ok((Head { client, _closes: connection.closes() }, welcome.address))
 }
 
 async fn state(at: &Where) -> Result<ClusterState> {

@@ -18,6 +18,9 @@ pub(crate) const CONTEXT_VARIABLE: &str = "WINGBEAT_CONTEXT";
 /// The namespace of runs, as `--namespace` of `train` and `torchrun`.
 pub(crate) const NAMESPACE_VARIABLE: &str = "WINGBEAT_NAMESPACE";
 
+/// No context, whatever is in use: as a name. Programs say so to the commands that they run.
+pub(crate) const NONE: &str = "none";
+
 /// Commands that talk to no cluster, or are one.
 const WITHOUT: [&str; 5] = ["head", "devices", "replay", "context", "help"];
 
@@ -45,7 +48,7 @@ enum ContextCommand {
     List,
     /// Use this one from now on, where neither an option nor a variable names another cluster.
     Use {
-        /// Its name.
+        /// Its name; none: no context is in use.
         name: String,
     },
 }
@@ -81,8 +84,11 @@ impl Config {
     }
 
     fn parse(text: &str) -> Result<Config> {
-        let config: Config =
-            toml::from_str(text).map_err(|error| anyhow::anyhow!("{}", error.to_string().trim_end()))?;
+        // Without the line itself: somebody may have written a token there.
+        let config: Config = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count()) + 1;
+            anyhow::anyhow!("line {line}: {}", error.message())
+        })?;
         if let Some((name, _)) = config.context.iter().find(|(_, context)| context.address.trim().is_empty()) {
             bail!("context {name} has no address; write address = \"host:port\"");
         }
@@ -128,16 +134,33 @@ pub(crate) fn variables(matches: &ArgMatches) -> Result<Variables> {
     }
     // A global option is found in the subcommand, too.
     let wanted = of_command.get_one::<String>("context").filter(|name| !name.is_empty());
-    let is_asked = wanted.is_some() && source("context") == Some(ValueSource::CommandLine);
-    if !is_asked && source(address).is_some() {
+    let is_option = source("context") == Some(ValueSource::CommandLine);
+    if is_option && wanted.is_none() {
+        bail!("--context is empty; leave it out, or write --context {NONE} for no context");
+    }
+    let is_asked = wanted.is_some() && is_option;
+    let is_alone = of_command.try_get_one::<bool>("standalone").ok().flatten() == Some(&true);
+    if wanted.is_some_and(|name| name == NONE) || !is_asked && (source(address).is_some() || is_alone) {
         return Ok(Vec::new());
     }
-    let Some(path) = path() else { return Ok(Vec::new()) };
+    let path = match (path(), wanted) {
+        (Some(path), _) => path,
+        (None, None) => return Ok(Vec::new()),
+        (None, Some(_)) => known_path()?,
+    };
     let config = Config::read(&path)?;
-    match wanted.or(config.current.as_ref()) {
-        Some(name) => config.find(name, &path).map(|context| context.variables(&path)),
-        None => Ok(Vec::new()),
+    let Some(name) = wanted.or(config.current.as_ref()) else { return Ok(Vec::new()) };
+    let mut variables = config.find(name, &path)?.variables(&path);
+    if !is_asked {
+        // What the user has said there counts, and a token goes with the file that may hold it.
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let has_token = is_set(token::TOKEN_VARIABLE) || is_set(token::TOKEN_FILE_VARIABLE);
+        let is_of_token = |name: &str| [token::TOKEN_VARIABLE, token::TOKEN_FILE_VARIABLE].contains(&name);
+        variables.retain(
+            |(name, _)| if is_of_token(name) { !has_token } else { *name != NAMESPACE_VARIABLE || !is_set(name) },
+        );
     }
+    Ok(variables)
 }
 
 impl Context {
@@ -148,9 +171,7 @@ impl Context {
             variables.push((token::TOKEN_VARIABLE, None));
             variables.push((token::TOKEN_FILE_VARIABLE, Some(whole(file, config).into())));
         }
-        if let Some(namespace) = &self.namespace
-            && std::env::var_os(NAMESPACE_VARIABLE).is_none()
-        {
+        if let Some(namespace) = &self.namespace {
             variables.push((NAMESPACE_VARIABLE, Some(namespace.into())));
         }
         variables
@@ -171,14 +192,29 @@ pub(crate) fn run(args: &ContextArgs) -> Result<()> {
     match &args.command {
         ContextCommand::List => say!("{}", listed(&config, &path).trim_end()),
         ContextCommand::Use { name } => {
-            config.find(name, &path)?;
+            if name == NONE && !path.exists() {
+                say!("no context is in use");
+                return Ok(());
+            }
+            if name != NONE {
+                config.find(name, &path)?;
+            }
+            // Where a link leads, so that the link stays.
+            let path = path.canonicalize().with_context(|| format!("reading {}", path.display()))?;
             let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+            let chosen = with_current(&text, name);
+            Config::parse(&chosen)
+                .with_context(|| format!("{} cannot be changed; write it by hand", path.display()))?;
             // Written aside, so that nobody reads half of it.
             let aside = path.with_extension("toml.new");
-            let written =
-                std::fs::write(&aside, with_current(&text, name)).and_then(|()| std::fs::rename(&aside, &path));
+            let written = std::fs::write(&aside, chosen)
+                .and_then(|()| std::fs::set_permissions(&aside, std::fs::metadata(&path)?.permissions()))
+                .and_then(|()| std::fs::rename(&aside, &path));
             written.with_context(|| format!("writing {}", path.display()))?;
-            say!("{name} is in use");
+            match name.as_str() {
+                NONE => say!("no context is in use"),
+                name => say!("{name} is in use"),
+            }
         }
     }
     Ok(())
@@ -203,12 +239,15 @@ fn listed(config: &Config, path: &Path) -> String {
 /// The text of a configuration with another context in use, and everything else as it was, comments included.
 fn with_current(text: &str, name: &str) -> String {
     let line = format!("current = {}", toml::Value::String(name.to_owned()));
-    let is_current = |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "current");
+    let is_current =
+        |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim().trim_matches(['"', '\'']) == "current");
     let mut lines: Vec<&str> = text.lines().collect();
     // Behind the first heading, keys belong to that.
     let heading = lines.iter().position(|line| line.trim_start().starts_with('[')).unwrap_or(lines.len());
     match lines[..heading].iter().position(|line| is_current(line)) {
+        Some(at) if name == NONE => drop(lines.remove(at)),
         Some(at) => lines[at] = &line,
+        None if name == NONE => {}
         None => lines.insert(0, &line),
     }
     lines.join("\n") + "\n"

@@ -26,8 +26,8 @@ pub(crate) struct DoctorArgs {
 }
 
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode> {
-    let init = args.cluster.init()?;
-    let session = init.name("wingbeat doctor").await?;
+    let init = args.cluster.init("doctor", None)?;
+    let session = init.await?;
     let diagnosis = doctor(&args.python.unwrap_or_else(default_python)).await;
     session.shutdown().await;
     let diagnosis = diagnosis?;

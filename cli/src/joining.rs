@@ -1,6 +1,6 @@
 //! How a run joins its cluster: the options that `train`, `torchrun` and `doctor` share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
@@ -22,12 +22,19 @@ pub(crate) struct Joining {
     /// Whose work is placed first: that of the job with the larger number.
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     priority: i32,
+    /// What to call the job in `wingbeat status`; else what it runs.
+    #[arg(long, value_name = "NAME")]
+    job_name: Option<String>,
 }
 
 impl Joining {
-    /// How to join, at the address if there is one.
-    pub(crate) fn init(&self) -> Result<wingbeat::Init> {
-        let mut init = wingbeat::init().priority(self.priority);
+    /// How to join, at the address if there is one, by this command, which runs this.
+    pub(crate) fn init(&self, command: &str, runs: Option<&str>) -> Result<wingbeat::Init> {
+        // Of a script's path, the end is what tells it apart.
+        let script = runs.and_then(|path| Path::new(path).file_name()?.to_str());
+        let runs = self.job_name.as_deref().or(script);
+        let name = runs.map_or_else(|| format!("wingbeat {command}"), |runs| format!("wingbeat {command} {runs}"));
+        let mut init = wingbeat::init().priority(self.priority).name(&name);
         if let Some(address) = &self.address {
             init = init.address(address);
         }

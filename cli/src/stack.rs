@@ -46,7 +46,7 @@ pub(crate) async fn stack(args: StackArgs) -> Result<()> {
     if let Ok(Ok(explanation)) = head.explain(mux::within(LIMIT), subject).await {
         say!("{explanation}");
     }
-    print!("{}", wingbeat_core::names::printable_lines(&shown(&stacks)));
+    say!("{}", wingbeat_core::names::printable_lines(&shown(&stacks)).trim_end());
     Ok(())
 }
 

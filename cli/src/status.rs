@@ -65,7 +65,7 @@ impl Shown {
 
     fn list(&mut self, state: &ClusterState, what: What) {
         let (is_empty, none) = match what {
-            What::Nodes => (state.nodes.is_empty(), "no nodes"),
+            What::Nodes => (state.nodes.is_empty() && state.absent.is_empty(), "no nodes"),
             What::Jobs => (state.jobs.is_empty(), "no jobs"),
             What::Actors => (state.actors.is_empty(), "no actors"),
             What::Groups => (state.placement_groups.is_empty(), "no placement groups"),
@@ -76,7 +76,10 @@ impl Shown {
             return self.line(none);
         }
         match what {
-            What::Nodes => self.nodes(state),
+            What::Nodes => {
+                self.nodes(state);
+                absent(state).into_iter().for_each(|line| self.line(&line));
+            }
             What::Jobs => self.jobs(state),
             What::Actors => self.actors(state),
             What::Groups => self.groups(state),
@@ -254,11 +257,7 @@ impl Shown {
     /// What a person may have to look after.
     fn troubles(&mut self, state: &ClusterState) {
         let mut lines = Vec::new();
-        if !state.absent.is_empty() {
-            let absent: Vec<String> = state.absent.iter().map(ToString::to_string).collect();
-            let since = sizes::ago(Duration::from_secs(state.uptime_secs));
-            lines.push(format!("the head was started again {since} ago; not back yet: {}", absent.join(", ")));
-        }
+        lines.extend(absent(state));
         for node in &state.nodes {
             let name = format!("{} ({})", printable(&node.info.hostname), node.info.id);
             if let Some(secs) = node.suspect_secs {
@@ -377,6 +376,13 @@ fn short(name: &str) -> String {
 
 fn scoped(name: Option<&ScopedName>) -> String {
     name.map(|name| short(&format!("{}/{}", name.namespace, name.name))).unwrap_or_default()
+}
+
+/// Which nodes a head that was started again has not heard yet.
+fn absent(state: &ClusterState) -> Option<String> {
+    let absent: Vec<String> = state.absent.iter().map(ToString::to_string).collect();
+    let since = sizes::ago(Duration::from_secs(state.uptime_secs));
+    (!absent.is_empty()).then(|| format!("the head was started again {since} ago; not back yet: {}", absent.join(", ")))
 }
 
 #[cfg(test)]

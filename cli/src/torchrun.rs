@@ -203,7 +203,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         bail!("--nnodes {least} needs a cluster: name its head with --address or ${}", join::ADDRESS_VARIABLE);
     }
     let port = port(&args)?;
-    let mut init = args.cluster.init()?;
+    let mut init = args.cluster.init("torchrun", Some(script))?;
     if args.standalone {
         init = init.private();
     }
@@ -212,7 +212,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         let asked = args.nproc_per_node.parse::<u32>().unwrap_or(0);
         init = init.num_cpus(crate::train::cpus_for(asked, args.cpus_per_rank.unwrap_or(1.0))?);
     }
-    let session = init.name("wingbeat torchrun").await?;
+    let session = init.await?;
     let per_node = per_node(&args, &session, nodes).await;
     let per_node = match per_node {
         Ok(per_node) => per_node,

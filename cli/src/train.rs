@@ -184,7 +184,8 @@ impl Parent {
 }
 
 async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
-    let mut init = args.cluster.init()?;
+    let runs = (!args.function).then_some(args.script.as_str());
+    let mut init = args.cluster.init("train", runs)?;
     // On this machine, ranks are what the machine is for: as many as asked can run at once.
     if args.cluster.address.is_none() {
         init = init.num_cpus(cpus_for(args.workers.1, args.cpus_per_worker)?);
@@ -274,7 +275,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
     for (name, value) in &args.env {
         trainer = trainer.env(name, value);
     }
-    let session = init.name("wingbeat train").await?;
+    let session = init.await?;
     for (name, folder) in &args.dataset {
         let of_rank = |rank| {
             let path = Path::new(folder).join(format!("{rank}.arrow"));

@@ -1,11 +1,13 @@
 //! Output that is shown again and again: `--watch`.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use wingbeat_core::names::printable_lines;
 
-use crate::say::say;
+use crate::say::{note, say};
 
 /// Moves to the upper left corner and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
@@ -34,15 +36,29 @@ impl Watch {
         };
         let mut ends = std::pin::pin!(tokio::signal::ctrl_c());
         let mut shown = first;
+        let mut is_drawn = false;
         loop {
-            self.draw(&shown, pause);
+            if !is_drawn {
+                self.draw(&shown, pause);
+            }
+            is_drawn = false;
             tokio::select! {
                 ended = &mut ends => match ended {
                     Ok(()) => return Ok(()),
                     Err(error) => bail!("cannot hear Ctrl-C: {error}"),
                 },
-                next = async { tokio::time::sleep(pause).await; text().await } => {
-                    shown = next.unwrap_or_else(|error| format!("error: {error:#}"));
+                next = async { tokio::time::sleep(pause).await; text().await } => match next {
+                    Ok(next) => shown = next,
+                    Err(error) => {
+                        let why = printable_lines(&format!("error: {error:#}")).into_owned();
+                        if !std::io::stdout().is_terminal() {
+                            // A program may read the rest.
+                            note!("{why}");
+                            is_drawn = true;
+                            continue;
+                        }
+                        shown = why;
+                    }
                 }
             }
         }

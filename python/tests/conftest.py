@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 300
 
 def _environment(**more):
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("WINGBEAT_", "PYTHON", "TORCHELASTIC"))}
-    return {**inherited, "PYTHONPATH": str(PACKAGE), **more}
+    return {**inherited, "PYTHONPATH": str(PACKAGE), "WINGBEAT_CONTEXT": "none", **more}
 
 
 @pytest.fixture(scope="session")

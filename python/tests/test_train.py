@@ -96,6 +96,18 @@ def test_the_exit_code_of_a_rank_is_the_run_s_unless_that_means_something_else(r
     assert "74" in run("train", script, "--", 74, env=cluster, code=1).stderr
 
 
+def test_a_program_runs_where_it_says_whatever_context_is_in_use(python, environment, tmp_path):
+    (tmp_path / "wingbeat").mkdir()
+    (tmp_path / "wingbeat/config.toml").write_text('current = "away"\n[context.away]\naddress = "127.0.0.1:9"\n')
+    env = {**environment, "XDG_CONFIG_HOME": str(tmp_path)}
+    del env["WINGBEAT_CONTEXT"]
+    done = python("""
+        from wingbeat.torch import TorchDistributor
+        print("sum", TorchDistributor(1, local_mode=True, use_gpu=False).run(sum, [1, 2]))
+    """, env=env)
+    assert "sum 3" in done.stdout
+
+
 def test_a_rank_that_takes_all_memory_ends_and_no_other_that_was_forked_beside_it(run, write, own_cluster, binary):
     own_cluster.worker(cpus=2, WINGBEAT_MEMORY_LIMIT=str(4 << 30))
     small = write("small.py", "import sys\nprint('here', flush=True)\nsys.stdin.read()\n")
@@ -126,11 +138,26 @@ def test_where_a_rank_is_can_be_asked_at_any_time(run, write, own_cluster, binar
     running = subprocess.Popen([binary, "train", *options, script], env=own_cluster.env, stdout=subprocess.PIPE, text=True)
     assert running.stdout.readline() == "[rank 0] waits\n"
     rank = re.search(r"(actor-\w+) +Rank", run("list", "actors", env=own_cluster.env).stdout)[1]
+    assert "wingbeat train waits.py" in run("list", "jobs", env=own_cluster.env).stdout
     said = run("stack", rank, env=own_cluster.env).stdout
     assert re.search(r"program \d+, which it has started", said) and "load_batch" in said, said
     running.send_signal(signal.SIGINT)
     assert running.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
     running.stdout.close()
+
+
+def test_who_is_no_python_is_not_ended_by_the_question_where_it_is(run, write, own_cluster, binary):
+    own_cluster.worker(cpus=1)
+    script = write("waits.sh", "#!/bin/sh\necho waits\nread answer\necho $answer\n")
+    script.chmod(0o700)
+    pipe = subprocess.PIPE
+    command = [binary, "torchrun", "--no-python", script]
+    running = subprocess.Popen(command, env=own_cluster.env, stdin=pipe, stdout=pipe, text=True)
+    assert "waits" in running.stdout.readline()
+    rank = re.search(r"(actor-\w+) +Rank", run("list", "actors", env=own_cluster.env).stdout)[1]
+    assert "it is not Python" in run("stack", rank, env=own_cluster.env).stdout
+    assert running.communicate("goes on\n", DEADLINE_SECONDS)[0].endswith("goes on\n")
+    assert running.returncode == 0
 
 
 def test_a_port_that_is_lost_to_a_race_is_no_failure(run, write, cluster, tmp_path):

@@ -137,7 +137,8 @@ class Launcher:
             with open(path, "w", encoding="utf-8") as out:
                 out.write(text)
             command += ["--file", f"{name}={path}"]
-        env = {**os.environ, **self.cluster}
+        # Contexts are for people at a terminal: a program says itself where it runs.
+        env = {**os.environ, **self.cluster, "WINGBEAT_CONTEXT": "none"}
         if self.is_local:
             env.pop("WINGBEAT_ADDRESS", None)
         code = (self.command or _command.run)([*command, *what, "--", *arguments], env)

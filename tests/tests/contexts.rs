@@ -64,6 +64,27 @@ fn a_cluster_is_named_by_option_variable_and_the_context_in_use_in_this_order() 
     assert!(is_there(run(&["status"], &[])));
     assert!(is_away(run(&["status"], &[("WINGBEAT_CONTEXT", "away")])));
     assert!(run(&["context", "list"], &[]).1.contains("*  lab"));
+    // None: a head on this machine is looked for.
+    let is_here = |(_, text): (Option<i32>, String)| !text.contains(cluster.address()) && !text.contains(NOWHERE);
+    assert!(is_here(run(&["status"], &[("WINGBEAT_CONTEXT", "none")])));
+    assert_eq!(run(&["context", "use", "none"], &[]), (Some(0), "no context is in use\n".into()));
+    assert!(is_here(run(&["status"], &[])));
+    // Without a folder for it there is no such context, and no other cluster instead.
+    let nobody = command(folder.path(), &["--context", "lab", "status"])
+        .env_remove("XDG_CONFIG_HOME")
+        .env_remove("HOME")
+        .output();
+    assert!(said(&nobody.unwrap()).contains("neither XDG_CONFIG_HOME nor HOME"));
+}
+
+#[test]
+fn a_token_in_the_configuration_is_no_part_of_the_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("wingbeat");
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("config.toml"), "[context.lab]\naddress = \"a:1\"\ntoken = \"secret-word\"\n").unwrap();
+    let text = said(&command(folder.path(), &["--context", "lab", "status"]).output().unwrap());
+    assert!(text.contains("line 3") && text.contains("token_file") && !text.contains("secret-word"), "{text}");
 }
 
 #[test]

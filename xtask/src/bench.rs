@@ -39,7 +39,10 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
         &cargo(&["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-bench"])?,
     )?;
     let mut command = Command::new(root.join("target/release/wingbeat-bench"));
-    command.env("WINGBEAT_BIN", root.join("target/release/wingbeat")).env("WINGBEAT_PYTHON", python::interpreter()?);
+    command
+        .env("WINGBEAT_CONTEXT", "none")
+        .env("WINGBEAT_BIN", root.join("target/release/wingbeat"))
+        .env("WINGBEAT_PYTHON", python::interpreter()?);
     let dir = tempfile::tempdir()?;
     if ["torch_distributor", "ray_train", "pyspark"].into_iter().any(is_wanted) {
         python::environment(".venv-bench", "bench/peers/requirements.txt", true)?;
