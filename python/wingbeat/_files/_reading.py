@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ _READ_LOCALLY, _READ_REMOTELY = 1 << 16, 1 << 20
 # How many Parquet files are kept open: as many as there are lanes without further options. Footers take about nine times of
 # what they take in the file.
 _OPEN_FILES, _OPEN_FOOTER_BYTES = 8, 2 << 20
-# How much of a row group is decoded together, and after how much freed memory is given back, which takes one or two milliseconds.
-_TOGETHER_BYTES, _GIVEN_BACK_BYTES = 8 << 20, 16 << 20
+# How much of a row group is decoded together; after how much freed memory is given back, which takes one or two milliseconds;
+# and by how much the process must have grown for that.
+_TOGETHER_BYTES, _GIVEN_BACK_BYTES, _GROWN_BYTES = 8 << 20, 16 << 20, 48 << 20
 
 
 class OpenFiles:
@@ -35,6 +37,7 @@ class OpenFiles:
         self.filesystem = filesystem
         self._open: OrderedDict[tuple[str, int], Any] = OrderedDict()
         self._read_bytes = 0
+        self._began_bytes = _resident_bytes()
 
     def parquet(self, file: DataFile, buffer_size: int) -> Any:
         """A file.
@@ -67,8 +70,8 @@ class OpenFiles:
         return _parquet_file(source, 0, metadata=reader.metadata, pre_buffer=True)
 
     def has_read(self, nbytes: int) -> None:
-        """Has pyarrow give freed memory back now and then: its allocator keeps about as much as is in use, and other threads free
-        what this one has allocated.
+        """Has pyarrow give freed memory back now and then, once the process has grown: its allocator keeps about as much as is in
+        use, and other threads free what this one has allocated. To touch that again takes about as long as to decode it.
 
         Args:
             nbytes: How much was decoded.
@@ -78,10 +81,16 @@ class OpenFiles:
         self._read_bytes += nbytes
         if self._read_bytes >= _GIVEN_BACK_BYTES:
             self._read_bytes = 0
-            pyarrow.default_memory_pool().release_unused()
+            if _resident_bytes() - self._began_bytes > _GROWN_BYTES:
+                pyarrow.default_memory_pool().release_unused()
 
     def _footer_bytes(self) -> int:
         return sum(reader.metadata.serialized_size for _, reader in self._open.values())
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _parquet_file(source: Any, buffer_size: int, metadata: Any = None, pre_buffer: bool = False) -> Any:
