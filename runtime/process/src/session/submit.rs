@@ -99,7 +99,7 @@ impl Session {
                 && Arc::ptr_eq(&shape, &ONE_CPU)
                 && !options.isolated.unwrap_or(function.defaults.isolated),
             group: None,
-            parent: context::current_task(),
+            parent: context::parent(),
         };
         let name = Name::new(options.name.as_deref(), function.path);
         let task = Task {
@@ -193,7 +193,7 @@ impl Session {
             yields_memory: false,
             shares_process: false,
             group: method.group.map(Into::into),
-            parent: context::current_task(),
+            parent: context::parent(),
         };
         if let Some(limit) = options.timeout {
             session.cancel_after(limit, id, outputs, name.to_string());
