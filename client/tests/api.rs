@@ -93,6 +93,14 @@ impl Busy {
 }
 
 #[test]
+fn what_is_said_of_how_to_join_has_no_secret() {
+    let init = wingbeat::init_at("10.0.0.1:6420").token("0123456789abcdef").env("API_KEY", "sk-42").num_cpus(3);
+    let shown = format!("{init:?} {init:#?}");
+    assert!(shown.contains("10.0.0.1:6420") && shown.contains("API_KEY") && shown.contains("num_cpus"), "{shown}");
+    assert!(!shown.contains("0123456789abcdef") && !shown.contains("sk-42"), "{shown}");
+}
+
+#[test]
 fn get_all_of_many_fails_without_waiting_for_the_ones_before() {
     let _local = Local::start();
     let slow = never::remote();

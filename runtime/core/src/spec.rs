@@ -420,7 +420,7 @@ pub enum ActorState {
 }
 
 /// A driver, as it introduces itself.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct JobSpec {
     /// Its id, chosen by the driver.
     pub id: JobId,
@@ -456,6 +456,38 @@ impl JobSpec {
         all.extend(self.env.clone());
         all
     }
+}
+
+/// Without the values of variables, which may be secrets.
+impl std::fmt::Debug for JobSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let JobSpec { id, name, driver, executable, working_dir, env, local_env, namespace, priority } = self;
+        f.debug_struct("JobSpec")
+            .field("id", id)
+            .field("name", name)
+            .field("driver", driver)
+            .field("executable", executable)
+            .field("working_dir", working_dir)
+            .field("env", &variable_names(env))
+            .field("local_env", &variable_names(local_env))
+            .field("namespace", namespace)
+            .field("priority", priority)
+            .finish()
+    }
+}
+
+/// What `Debug` shows of variables, whose values may be secrets.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use wingbeat_core::spec::variable_names;
+///
+/// let variables = BTreeMap::from([("API_KEY".to_owned(), "abc".to_owned())]);
+/// assert_eq!(format!("{:?}", variable_names(&variables)), r#"["API_KEY"]"#);
+/// ```
+#[must_use]
+pub fn variable_names(variables: &BTreeMap<String, String>) -> Vec<&str> {
+    variables.keys().map(String::as_str).collect()
 }
 
 /// A program, known by its content.
