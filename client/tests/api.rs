@@ -141,6 +141,22 @@ fn waiting_for_none_of_none_is_done() {
 }
 
 #[test]
+fn options_are_said_once_and_cloned_for_each_call() {
+    let _local = Local::start();
+    let options = fails::options().name("checked").max_retries(0);
+    assert!(format!("{options:?}").contains("api::fails"), "{options:?}");
+    for call in [options.clone(), options] {
+        let error = call.remote().get_blocking().unwrap_err();
+        assert!(error.to_string().starts_with("checked returned an error"), "{error}");
+    }
+    let options = Echo::options().num_cpus(0.0);
+    assert!(format!("{options:?}").contains("api::Echo"), "{options:?}");
+    let (one, other) = (options.clone().remote(), options.remote());
+    assert_ne!(one.actor().id(), other.actor().id());
+    assert_eq!((one.say(1).get_blocking().unwrap(), other.say(2).get_blocking().unwrap()), (1, 2));
+}
+
+#[test]
 fn a_queue_gives_up_at_once_if_it_is_told_to_try() {
     let _local = Local::start();
     let queue = Queue::<u64>::bounded(1);
