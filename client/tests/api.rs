@@ -169,6 +169,35 @@ fn a_queue_gives_up_at_once_if_it_is_told_to_try() {
 }
 
 #[test]
+fn a_closed_queue_gives_what_is_left_and_then_says_so() {
+    let _local = Local::start();
+    let closed = |error: Error| assert_eq!(error.application::<QueueError>(), Some(QueueError::Closed), "{error}");
+    let queue = Queue::<u64>::bounded(2);
+    block_on(async {
+        queue.put(&1).await.unwrap();
+        queue.put(&2).await.unwrap();
+        let limit = Duration::from_secs(20);
+        let (waits, _) = tokio::join!(queue.put_timeout(&3, limit), async {
+            // It waits for room by then, or is refused at once.
+            queue.size().await.unwrap();
+            queue.close().await.unwrap();
+        });
+        closed(waits.unwrap_err());
+        closed(queue.put(&4).await.unwrap_err());
+        assert_eq!((queue.get().await.unwrap(), queue.get().await.unwrap()), (1, 2), "what is left");
+        closed(queue.get().await.unwrap_err());
+        closed(queue.try_get().await.unwrap_err());
+        queue.close().await.unwrap();
+        let empty = Queue::<u64>::unbounded();
+        let (waits, _) = tokio::join!(empty.get_timeout(limit), async {
+            empty.size().await.unwrap();
+            empty.close().await.unwrap();
+        });
+        closed(waits.unwrap_err());
+    });
+}
+
+#[test]
 fn what_an_item_of_a_queue_refers_to_lives_while_it_is_queued() {
     let _local = Local::start();
     let queue = Queue::<(ObjectRef<u64>, EchoHandle)>::unbounded();
