@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Attempts, Error};
 use crate::ids::*;
 use crate::labels::Selector;
 use crate::memory::MemoryShortage;
@@ -525,14 +525,25 @@ impl Exit {
     #[must_use]
     pub fn into_error(self, task: String, process: ProcessId, pid: u32) -> Error {
         match self.memory {
-            Some(shortage) => Error::OutOfMemory { task, process, pid, shortage },
-            None => Error::WorkerCrashed { task, process, pid, exit: self },
+            Some(shortage) => Error::OutOfMemory { task, process, pid, shortage, attempts: 1 },
+            None => Error::WorkerCrashed { task, process, pid, exit: self, attempts: 1 },
         }
     }
 }
 
 impl std::fmt::Display for Exit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.write_after(1, f)
+    }
+}
+
+impl Exit {
+    /// How the process of a task ended that was tried so often.
+    pub(crate) fn after(&self, attempts: u32) -> ExitAfter<'_> {
+        ExitAfter(self, attempts)
+    }
+
+    fn write_after(&self, attempts: u32, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.code, self.signal) {
             (_, Some(signal)) => write!(f, "was killed by signal {signal}{}", signal_name(signal))?,
             (Some(code), None) => write!(f, "exited with code {code}")?,
@@ -544,10 +555,20 @@ impl std::fmt::Display for Exit {
         if let Some(shortage) = &self.memory {
             write!(f, " ({shortage})")?;
         }
+        write!(f, "{}", Attempts(attempts))?;
         if !self.stderr.is_empty() {
             write!(f, "; last lines of its stderr:\n    {}", self.stderr.join("\n    "))?;
         }
         Ok(())
+    }
+}
+
+/// An [`Exit`] in the last of several attempts.
+pub(crate) struct ExitAfter<'a>(&'a Exit, u32);
+
+impl std::fmt::Display for ExitAfter<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.write_after(self.1, f)
     }
 }
 
