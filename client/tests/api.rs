@@ -67,6 +67,29 @@ impl Echo {
     }
 }
 
+#[wingbeat::remote]
+async fn twice(x: u64) -> wingbeat::Result<u64> {
+    if x == 0 { fails::remote().await } else { Ok(2 * x) }
+}
+
+/// What it begins with comes from a task.
+struct Prepared {
+    begins_with: u64,
+}
+
+#[wingbeat::actor]
+impl Prepared {
+    async fn new(x: u64) -> wingbeat::Result<Self> {
+        Ok(Prepared { begins_with: twice::remote(x).await? })
+    }
+    async fn plus(&self, x: u64) -> wingbeat::Result<u64> {
+        Ok(self.begins_with + twice::remote(x).await?)
+    }
+    fn items(&self) -> impl Iterator<Item = wingbeat::Result<u64>> {
+        (0..self.begins_with).map(Ok).chain([Err(Error::NoSession)])
+    }
+}
+
 struct Busy {
     waiting: AtomicU64,
 }
@@ -98,6 +121,23 @@ fn what_is_said_of_how_to_join_has_no_secret() {
     let shown = format!("{init:?} {init:#?}");
     assert!(shown.contains("10.0.0.1:6420") && shown.contains("API_KEY") && shown.contains("num_cpus"), "{shown}");
     assert!(!shown.contains("0123456789abcdef") && !shown.contains("sk-42"), "{shown}");
+}
+
+#[test]
+fn tasks_methods_and_constructors_pass_errors_on_as_they_are() {
+    let _local = Local::start();
+    let prepared = Prepared::remote(2);
+    assert_eq!(prepared.plus(3).get_blocking().unwrap(), 10);
+    let error = prepared.plus(0).get_blocking().unwrap_err();
+    assert_eq!(error.application::<String>().as_deref(), Some("no"), "{error}");
+    let mut items = prepared.items();
+    for wanted in 0..4 {
+        assert_eq!(items.next_blocking().unwrap().unwrap(), wanted);
+    }
+    let last = items.next_blocking().unwrap().unwrap_err();
+    assert!(matches!(last.application::<Error>(), Some(Error::NoSession)), "{last}");
+    let error = Prepared::remote(0).plus(1).get_blocking().unwrap_err();
+    assert_eq!(error.application::<String>().as_deref(), Some("no"), "{error}");
 }
 
 #[test]
