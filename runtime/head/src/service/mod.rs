@@ -527,7 +527,7 @@ impl Shell {
             let asked = inside.nodes.iter().filter(|(node, _)| on.is_none_or(|on| on == **node));
             asked.map(|(node, peer)| (*node, peer.client.clone())).collect()
         };
-        let answers = nodes.into_iter().map(async |(node, client)| {
+        let answers = nodes.into_iter().map(|(node, client)| async move {
             // Where a node does not answer, it may be there; others are shown all the same.
             let process = client.process_above(mux::within(EXPLAIN_LIMIT), pid).await.ok().flatten()?;
             Some((process, node))
