@@ -155,11 +155,12 @@ def test_where_a_rank_is_can_be_asked_at_any_time(run, write, own_cluster, binar
 
 def test_a_metric_that_no_checkpoint_has_is_named_once_and_to_keep_none_is_refused(run, write, cluster, tmp_path):
     script = write("reports.py", """
-        import os, pathlib
+        import pathlib
         from wingbeat import train
-        pathlib.Path("kept").mkdir(exist_ok=True)
+        kept = pathlib.Path(__file__).with_name("kept")
+        kept.mkdir(exist_ok=True)
         for step in range(3):
-            train.report({"loss": step, "step": step}, checkpoint="kept")
+            train.report({"loss": step, "step": step}, checkpoint=kept)
     """)
     done = run("train", "--storage", tmp_path / "runs", "--keep-best", "los:min", script, env=cluster)
     assert done.stderr.count("no checkpoint has the metric `los`: they have loss, step") == 1, done.stderr

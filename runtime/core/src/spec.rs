@@ -490,6 +490,17 @@ pub fn variable_names(variables: &BTreeMap<String, String>) -> Vec<&str> {
     variables.keys().map(String::as_str).collect()
 }
 
+/// Whether the name of a variable says that its value is a secret.
+///
+/// ```
+/// use wingbeat_core::spec::is_secret;
+/// assert!(is_secret("HF_TOKEN") && is_secret("AWS_ACCESS_KEY_ID") && !is_secret("PATH"));
+/// ```
+#[must_use]
+pub fn is_secret(variable: &str) -> bool {
+    ["TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY"].iter().any(|secret| variable.contains(secret))
+}
+
 /// A program, known by its content.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Executable {
