@@ -74,6 +74,16 @@ struct Context {
     namespace: Option<String>,
 }
 
+/// What is wrong, without the value that was found, which may be a token.
+fn without_values(message: &str) -> String {
+    let is_of_value = message.starts_with("invalid type") || message.starts_with("invalid value");
+    match message.rsplit_once(", expected ") {
+        Some((_, expected)) if is_of_value => format!("another type of value is expected: {expected}"),
+        _ if is_of_value => "another type of value is expected".to_owned(),
+        _ => message.to_owned(),
+    }
+}
+
 impl Config {
     fn read(path: &Path) -> Result<Config> {
         let text = match std::fs::read_to_string(path) {
@@ -88,7 +98,7 @@ impl Config {
         // Without the line itself: somebody may have written a token there.
         let config: Config = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count()) + 1;
-            anyhow::anyhow!("line {line}: {}", error.message())
+            anyhow::anyhow!("line {line}: {}", without_values(error.message()))
         })?;
         if let Some((name, _)) = config.context.iter().find(|(_, context)| context.address.trim().is_empty()) {
             bail!("context {name} has no address; write address = \"host:port\"");
@@ -136,7 +146,7 @@ pub(crate) fn used(matches: &ArgMatches) -> Result<Used> {
     let Some((name, of_command)) = matches.subcommand() else { return Ok(Used::default()) };
     let source = |id| of_command.value_source(id);
     let is_option = source("context") == Some(ValueSource::CommandLine);
-    if name == HEAD && is_option {
+    if name == HEAD && is_option && of_command.get_one::<String>("context").is_some_and(|name| name != NONE) {
         bail!(
             "`wingbeat head` starts a cluster and joins none: it takes no --context. Give --host, --port and --token-file"
         );
@@ -155,7 +165,7 @@ pub(crate) fn used(matches: &ArgMatches) -> Result<Used> {
     }
     let is_asked = wanted.is_some() && is_option;
     let is_alone = of_command.try_get_one::<bool>("standalone").ok().flatten() == Some(&true);
-    if wanted.is_some_and(|name| name == NONE) || !is_asked && (source(address).is_some() || is_alone) {
+    if wanted.is_some_and(|name| name == NONE) || is_alone || !is_asked && source(address).is_some() {
         return Ok(Used::default());
     }
     let path = match (path(), wanted) {
@@ -168,7 +178,14 @@ pub(crate) fn used(matches: &ArgMatches) -> Result<Used> {
     let context = config.find(name, &path)?;
     let prefix = format!("context `{name}` ({}): ", context.address);
     let mut variables = context.variables(&path);
-    if !is_asked {
+    if is_asked {
+        // What is set for another cluster is not for this one.
+        for other in [token::TOKEN_VARIABLE, token::TOKEN_FILE_VARIABLE, NAMESPACE_VARIABLE] {
+            if variables.iter().all(|(name, _)| *name != other) {
+                variables.push((other, None));
+            }
+        }
+    } else {
         // What the user has said there counts, and a token goes with the file that may hold it.
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let has_token = is_set(token::TOKEN_VARIABLE) || is_set(token::TOKEN_FILE_VARIABLE);
@@ -309,6 +326,14 @@ mod tests {
         );
         assert!(wrong("[context.lab]\naddress = \"\"").contains("context lab has no address"));
         assert!(wrong("[context.lab]\ntoken_file = \"x\"").contains("address"));
+        for text in [
+            "[context]\ntoken = \"s3cret\"",
+            "[context.lab]\naddress = \"a:1\"\ntoken_file = 53173",
+            "current = \"x\ns3cret",
+        ] {
+            let wrong = wrong(text);
+            assert!(wrong.starts_with("line ") && !wrong.contains("s3cret") && !wrong.contains("53173"), "{wrong}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
+use wingbeat_core::names;
 use wingbeat_worker::{join, token};
 
 use crate::context::NAMESPACE_VARIABLE;
@@ -30,19 +31,29 @@ pub(crate) struct Joining {
 impl Joining {
     /// How to join, at the address if there is one, by this command, which runs this.
     pub(crate) fn init(&self, command: &str, runs: Option<&str>) -> Result<wingbeat::Init> {
+        let mut init = self.alone(command, runs)?;
+        if let Some(address) = &self.address {
+            init = init.address(address);
+        }
+        if let Some(token) = token::given(self.token_file.as_deref())? {
+            init = init.token(token.reveal());
+        }
+        Ok(init)
+    }
+
+    /// How to start a cluster for this command alone, whatever the options and variables name.
+    pub(crate) fn alone(&self, command: &str, runs: Option<&str>) -> Result<wingbeat::Init> {
+        if let Some(name) = &self.job_name {
+            names::check(name).map_err(|why| anyhow::anyhow!("--job-name: {why}"))?;
+        }
         // Of a script's path, the end is what tells it apart.
         let script = runs.and_then(|path| Path::new(path).file_name()?.to_str());
         let runs = self.job_name.as_deref().or(script);
         let name = runs.map_or_else(|| format!("wingbeat {command}"), |runs| format!("wingbeat {command} {runs}"));
-        let mut init = wingbeat::init().priority(self.priority).name(&name);
-        if let Some(address) = &self.address {
-            init = init.address(address);
-        }
+        // Whatever a file is called, it runs.
+        let mut init = wingbeat::init().priority(self.priority).name(&names::made_of(&name));
         if let Some(namespace) = self.namespace.as_ref().filter(|namespace| !namespace.is_empty()) {
             init = init.namespace(namespace);
-        }
-        if let Some(token) = token::given(self.token_file.as_deref())? {
-            init = init.token(token.reveal());
         }
         Ok(init)
     }

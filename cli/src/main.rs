@@ -69,8 +69,10 @@ enum Command {
 fn main() -> ExitCode {
     wingbeat_worker::entry::linked();
     for (name, value) in std::env::vars_os() {
-        // torchrun's variables, for which the empty text is nothing.
-        if value.is_empty() && name.to_string_lossy().starts_with("PET_") {
+        // torchrun's variables, for which the empty text is nothing, and ours, as compose files write them.
+        let is_ours =
+            [wingbeat_worker::join::ADDRESS_VARIABLE, context::NAMESPACE_VARIABLE].iter().any(|ours| name == *ours);
+        if value.is_empty() && (is_ours || name.to_string_lossy().starts_with("PET_")) {
             // SAFETY: no other thread has been started.
             unsafe { std::env::remove_var(name) };
         }

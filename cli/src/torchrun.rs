@@ -203,10 +203,10 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         bail!("--nnodes {least} needs a cluster: name its head with --address or ${}", join::ADDRESS_VARIABLE);
     }
     let port = port(&args)?;
-    let mut init = args.cluster.init("torchrun", Some(script))?;
-    if args.standalone {
-        init = init.private();
-    }
+    let mut init = match args.standalone {
+        true => args.cluster.alone("torchrun", Some(script))?.private(),
+        false => args.cluster.init("torchrun", Some(script))?,
+    };
     if address.is_none() {
         // On this machine, ranks are what the machine is for: as many as asked can run at once.
         let asked = args.nproc_per_node.parse::<u32>().unwrap_or(0);

@@ -77,7 +77,11 @@ impl Watch {
 fn screen(text: &str, pause: Duration, rows: u16) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     // The heading, and the line that the cursor is on.
-    let room = usize::from(rows).saturating_sub(3).max(1);
+    let room = match rows {
+        // Of a terminal that does not say how large it is.
+        0 => lines.len(),
+        rows => usize::from(rows).saturating_sub(3).max(1),
+    };
     let every = humantime::format_duration(pause);
     let heading = match lines.len().saturating_sub(room) {
         0 => format!("every {every}; Ctrl-C ends it"),
@@ -94,6 +98,7 @@ mod tests {
     fn what_does_not_fit_on_the_screen_is_counted() {
         let text = "one\ntwo\nthree\n";
         assert_eq!(screen(text, Duration::from_secs(2), 24), "every 2s; Ctrl-C ends it\n\none\ntwo\nthree");
+        assert_eq!(screen(text, Duration::from_secs(2), 0), "every 2s; Ctrl-C ends it\n\none\ntwo\nthree");
         assert_eq!(
             screen(text, Duration::from_secs(2), 5),
             "every 2s; Ctrl-C ends it; 1 more lines do not fit\n\none\ntwo"

@@ -83,7 +83,7 @@ pub(crate) async fn why(args: WhyArgs) -> Result<()> {
     if args.json {
         say!("{}", serde_json::to_string_pretty(&explanation)?);
     } else {
-        print!("{}", shown(&explanation));
+        say!("{}", shown(&explanation).trim_end());
     }
     Ok(())
 }

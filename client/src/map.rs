@@ -46,10 +46,17 @@ where
     T: DeserializeOwned + 'static,
 {
     let (items, calls) = (Some(items.into_iter()), Calls::in_order());
-    Map { items, call, session: Session::current().ok(), in_flight: IN_FLIGHT, calls, waiting: None, interrupted: None }
+    let (session, made_by) = (Session::current().ok(), current_task());
+    Map { items, call, session, made_by, in_flight: IN_FLIGHT, calls, waiting: None, interrupted: None }
 }
 
 /// The results of [`map`](fn@map). Dropped, it cancels what is not done.
+///
+/// What is submitted while the task runs that has made the map is cancelled with that task. An actor that keeps a map over its calls
+/// makes it in its constructor: what the map submits then belongs to no call.
+///
+/// Polled as a [`Stream`], by a combinator or a `timeout` around `StreamExt::next`, it has nothing to say when it is no longer awaited: the
+/// running task counts as waiting from a poll that gives nothing to the next one. [`next`](Self::next) knows.
 #[must_use = "nothing is submitted before the first result is asked for"]
 pub struct Map<I, F, T: DeserializeOwned + 'static> {
     /// None after the last.
@@ -57,6 +64,8 @@ pub struct Map<I, F, T: DeserializeOwned + 'static> {
     call: F,
     /// In which it was made; none if there was none yet.
     session: Option<Session>,
+    /// The task that has made it. What is submitted for any other, as for an actor's later calls, is not cancelled with that.
+    made_by: Option<TaskId>,
     in_flight: usize,
     calls: Calls<T>,
     /// While it is polled as a stream and has nothing.
@@ -97,6 +106,7 @@ where
     /// ([`Error::Deadlock`](crate::Error::Deadlock)): the rest is cancelled then.
     pub async fn next(&mut self) -> Option<Result<T>> {
         // The task waits only as long as this is awaited, however long the map lives.
+        self.waiting = None;
         let mut waiting = None;
         std::future::poll_fn(|cx| self.poll_result(&mut waiting, cx)).await
     }
@@ -145,7 +155,10 @@ where
             return false;
         };
         let entered = self.session.as_ref().map(Session::enter);
-        let object = (self.call)(item);
+        let object = match self.made_by == current_task() {
+            true => (self.call)(item),
+            false => context::without_parent(|| (self.call)(item)),
+        };
         drop(entered);
         self.calls.push(object);
         true

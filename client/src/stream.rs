@@ -15,7 +15,10 @@ use crate::ObjectRef;
 /// cannot be fetched now is [`Error::ObjectUnavailable`](crate::Error::ObjectUnavailable); the next call tries the same one again.
 ///
 /// The task runs at most `stream_ahead` items (16 unless told otherwise) ahead of what was taken, and then waits.
-/// Dropping the stream cancels the task.
+/// Dropping the stream cancels the task. A task that is cancelled while it waits for an item gets that as its last item.
+///
+/// Polled as a [`Stream`](futures::Stream), by a combinator or a `timeout` around `StreamExt::next`, it has nothing to say when it is no
+/// longer awaited: the running task counts as waiting from a poll that gives nothing to the next one. [`next`](Self::next) knows.
 ///
 /// The items of an actor's method may borrow the actor's state. So the actor's other calls wait until such a stream is
 /// taken to its end or dropped; in an actor that runs several calls at a time, those with `&mut self` do. If the items
@@ -58,6 +61,7 @@ impl<T: DeserializeOwned + 'static> ObjectStream<T> {
     /// The next item; none after the last.
     pub async fn next(&mut self) -> Option<Result<T>> {
         // The task waits only as long as this is awaited, however long the stream lives.
+        self.waiting = None;
         let mut waiting = None;
         std::future::poll_fn(|cx| self.poll_item(&mut waiting, cx)).await
     }

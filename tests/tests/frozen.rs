@@ -5,6 +5,7 @@ mod common;
 
 use std::future::IntoFuture;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -126,6 +127,48 @@ fn an_actor_on_a_node_that_is_stopped_goes_on_elsewhere() {
     assert!(wait_for_end(first, LIMIT), "the old life goes on");
     assert!(!cluster.wait_for_node_end(node).unwrap());
     assert_eq!(actor.add().get_blocking().unwrap(), Answer { pid: second, n: 2 });
+    wingbeat::block_on(session.shutdown());
+}
+
+/// Who dials a node that was killed is refused when all that ran there has ended, and not before.
+#[test]
+fn an_actor_of_a_killed_node_lives_again_after_its_last_life_has_ended() {
+    // Longer than all that is waited for.
+    let times = ["--suspect-after", "1s", "--lost-after", "180s"];
+    let mut cluster = TestCluster::with_head_args(2, 2, false, &times).unwrap();
+    let session = join(&cluster);
+    let _entered = session.enter();
+    let actor = Counter::options().remote();
+    let first = actor.add().get_blocking().unwrap().pid;
+    let node = node_of(&cluster, first);
+    let keeper = wingbeat_tests::parent(first);
+    let guard = wingbeat_tests::parent(keeper);
+    let stopped = [guard, keeper, first].map(Stopped::new);
+    // The kernel lets stopped processes go on whose group loses its last tie to the session. This is another one.
+    let group = rustix::process::getpgid(Pid::from_raw(guard as i32)).unwrap().as_raw_nonzero().get();
+    let mut tie = Command::new("sleep").arg("1000").process_group(group).spawn().unwrap();
+    cluster.kill_node(node).unwrap();
+    let is_noticed = || {
+        let state = cluster.state().unwrap();
+        let nodes = state["nodes"].as_array().unwrap();
+        (nodes.len() < 2 || nodes.iter().any(|node| !node["suspect_secs"].is_null())).then_some(())
+    };
+    assert!(wingbeat_tests::poll(LIMIT, is_noticed).is_some(), "the head does not notice");
+    let next = std::thread::scope(|scope| {
+        let next = scope.spawn(|| {
+            let _entered = session.enter();
+            let next = next_life(&actor, first);
+            (next, is_alive(first))
+        });
+        assert_eq!(cluster.state().unwrap()["nodes"].as_array().unwrap().len(), 2, "it was given up too early");
+        drop(stopped);
+        next.join().unwrap()
+    });
+    assert_eq!(next.0.n, 1, "a new life");
+    assert!(!next.1, "the last life goes on beside it");
+    // The guard may have ended it with its group.
+    let _ = tie.kill();
+    tie.wait().unwrap();
     wingbeat::block_on(session.shutdown());
 }
 

@@ -143,10 +143,10 @@ struct Loader {
 
 #[wingbeat::actor]
 impl Loader {
-    fn new(gate: PathBuf) -> Self {
-        let load = move |number| match number {
-            0 => squared_unless_thirteen::remote(number),
-            _ => held_up::remote(number, gate.clone()),
+    fn new(gate: PathBuf, free: u64) -> Self {
+        let load = move |number| match number < free {
+            true => squared_unless_thirteen::remote(number),
+            false => held_up::remote(number, gate.clone()),
         };
         Loader { parts: Box::pin(wingbeat::map(0..6u64, load)) }
     }
@@ -161,7 +161,7 @@ impl Loader {
 fn a_map_in_an_actor_outlives_a_call_that_is_cancelled_while_it_waits() {
     let _local = Local::start(2);
     let gate = Gate::new();
-    let loader = Loader::remote(gate.path());
+    let loader = Loader::remote(gate.path(), 1);
     let begun = |number: u64| gate.dir.path().join(format!("begun-{number}"));
     assert_eq!(loader.next(begun(0)).get_blocking().unwrap(), Some(0));
     let cancelled = loader.next(begun(1));
@@ -174,6 +174,23 @@ fn a_map_in_an_actor_outlives_a_call_that_is_cancelled_while_it_waits() {
         assert_eq!(loader.next(begun(2)).get_blocking().unwrap(), Some(number));
     }
     assert_eq!(loader.next(begun(2)).get_blocking().unwrap(), None);
+}
+
+#[test]
+fn a_map_that_an_actor_keeps_loses_nothing_when_its_first_call_is_cancelled() {
+    let _local = Local::start(2);
+    let gate = Gate::new();
+    let loader = Loader::remote(gate.path(), 0);
+    let begun = |number: u64| gate.dir.path().join(format!("begun-{number}"));
+    let cancelled = loader.next(begun(0));
+    await_file(&begun(0));
+    cancelled.cancel();
+    let error = cancelled.get_blocking().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    let _open = gate.open();
+    for number in 0..6 {
+        assert_eq!(loader.next(begun(1)).get_blocking().unwrap(), Some(number));
+    }
 }
 
 #[wingbeat::remote]
@@ -205,6 +222,41 @@ fn a_map_in_a_task_that_is_cancelled_submits_no_more() {
     assert_eq!(results, "[Err(Cancelled)]");
     assert!(taken.parse::<u64>().unwrap() <= 4, "{text}");
     let _open = gate.open();
+}
+
+/// The first item is there at once, and the others when the gate is open.
+#[wingbeat::remote]
+fn items_behind(gate: PathBuf) -> impl Iterator<Item = u64> {
+    (0..10).inspect(move |number| {
+        if *number > 0 {
+            drop(File::open(&gate).unwrap());
+        }
+    })
+}
+
+#[wingbeat::remote]
+fn passes_over_errors_of_a_stream(gate: PathBuf, said: PathBuf) {
+    let mut stream = items_behind::remote(gate);
+    let mut results = Vec::new();
+    while let Some(result) = stream.next_blocking() {
+        results.push(result.map_err(|error| error.kind()));
+        std::fs::write(said.with_extension("begun"), "").unwrap();
+    }
+    std::fs::write(said.with_extension("part"), format!("{results:?}")).unwrap();
+    std::fs::rename(said.with_extension("part"), said).unwrap();
+}
+
+#[test]
+fn to_a_task_that_is_cancelled_while_it_waits_for_an_item_that_is_the_last() {
+    let _local = Local::start(2);
+    let gate = Gate::new();
+    let said = gate.dir.path().join("said");
+    let task = passes_over_errors_of_a_stream::remote(gate.path(), said.clone());
+    await_file(&said.with_extension("begun"));
+    task.cancel();
+    await_file(&said);
+    let _open = gate.open();
+    assert_eq!(std::fs::read_to_string(&said).unwrap(), "[Ok(0), Err(Cancelled)]");
 }
 
 #[derive(serde::Serialize)]

@@ -58,7 +58,10 @@ pub(crate) fn become_child(variable: &str, value: &str, what: &str, run: fn(&str
 
 fn run(kind: &str, fds: &[RawFd]) -> io::Result<()> {
     match (kind, fds) {
-        ("guard", [socket]) => guard::main(start::inherited(*socket)?),
+        ("guard", [socket, listening @ ..]) => {
+            let listening = listening.iter().map(|fd| start::inherited(*fd)).collect::<io::Result<_>>()?;
+            guard::main(start::inherited(*socket)?, listening)
+        }
         ("worker", [start, arena, page]) => {
             // It was started from a descriptor, by whose number it would be called in `top`.
             let _ = rustix::thread::set_name(c"wingbeat-worker");

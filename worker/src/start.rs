@@ -10,8 +10,14 @@ use wingbeat_core::ProcessId;
 use wingbeat_core::codec;
 use wingbeat_core::spec::Address;
 
-/// Names the inherited descriptors of a child: `guard:<socket>` or `worker:<start>,<arena>,<page>`.
+/// Names the inherited descriptors of a child: `guard:<socket>,<listening>…` or `worker:<start>,<arena>,<page>`.
 pub(crate) const VARIABLE: &str = "WINGBEAT_CHILD";
+
+/// What [`VARIABLE`] says to a child of this kind.
+pub(crate) fn named(kind: &str, descriptors: &[RawFd]) -> String {
+    let numbers: Vec<String> = descriptors.iter().map(RawFd::to_string).collect();
+    format!("{kind}:{}", numbers.join(","))
+}
 
 /// Which worker process a descendant belongs to; inherited by everything that user code starts.
 pub(crate) const BELONGS: &str = "WINGBEAT_PROCESS";

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -58,6 +59,11 @@ impl Listener {
     pub fn of_process(mut self, process: ProcessId) -> Listener {
         self.address.process = process;
         self
+    }
+
+    /// The sockets that listen. As long as any process has them, who dials here is not refused.
+    pub fn sockets(&self) -> Vec<BorrowedFd<'_>> {
+        self.incoming.sockets()
     }
 
     /// Where others reach this listener.
@@ -322,7 +328,8 @@ pub async fn dial_text(text: &str, what: &str, token: &Token, hello: Hello) -> R
     // A head speaks first, and most servers wait for what a client says.
     let silent = |why| match is_connected.load(Ordering::Relaxed) {
         true => unreachable(format!(
-            "{why} from what listens there: probably another program's server, and not {what}; is the port right?"
+            "{why} from what listens there: either it is another program's server and not {what} (is the port right?), or it \
+             stands still (stopped, or its machine has no memory left)"
         )),
         false => unreachable(format!("{why}: the machine is away, or a firewall drops what is sent to this port")),
     };

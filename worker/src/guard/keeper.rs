@@ -20,7 +20,7 @@ use wingbeat_net::descriptors;
 
 use super::strays::{children_of, end_all, end_tree};
 use super::{Launch, OOM_SCORE, Report, SEND_PAUSE, send_soon};
-use crate::start::{BELONGS, TUNABLES, VARIABLE};
+use crate::start::{self, BELONGS, TUNABLES, VARIABLE};
 
 /// What a keeper has of its guard.
 pub(super) struct Surroundings<'a> {
@@ -262,7 +262,7 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
         .env(TUNABLES.0, TUNABLES.1)
         .envs(&launch.env)
         .env(BELONGS, launch.process.to_string())
-        .env(VARIABLE, format!("worker:{},{},{}", inherit[0], inherit[1], inherit[2]))
+        .env(VARIABLE, start::named("worker", &inherit))
         .envs(descriptors::usual_limit().map(|limit| (descriptors::USUAL, limit.to_string())))
         .stdin(Stdio::null())
         .stdout(File::from(stdout))

@@ -27,6 +27,9 @@
 //! A keeper is ended last of what is below the guard: whoever of those above is killed while it ends the rest, they go on.
 //! When the guard or its parent is killed, the daemon's socket closes, and the daemon ends the node.
 //!
+//! All of them have the daemon's listening sockets, too: where the daemon was killed, its address refuses who dials only when the last of
+//! them has ended, and with it what runs on the node. The head takes a refusal for the end of the node, and starts its actors elsewhere.
+//!
 //! The socket carries one datagram a message, except that a launch's content is in a memory file beside it.
 
 mod keeper;
@@ -35,7 +38,7 @@ mod strays;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,24 +131,26 @@ pub(crate) fn has_ended(error: &io::Error) -> bool {
 }
 
 impl Guard {
-    /// Starts the guard of this daemon. Reports are given to `report` on a thread of their own, until the
+    /// Starts the guard of this daemon, which listens with `listening`. Reports are given to `report` on a thread of their own, until the
     /// guard ends.
-    pub(crate) fn start(report: impl Fn(Report) + Send + 'static) -> io::Result<Guard> {
+    pub(crate) fn start(listening: &[BorrowedFd<'_>], report: impl Fn(Report) + Send + 'static) -> io::Result<Guard> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let number = theirs.as_raw_fd();
+        let numbers: Vec<RawFd> =
+            std::iter::once(theirs.as_raw_fd()).chain(listening.iter().map(AsRawFd::as_raw_fd)).collect();
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0("wingbeat-guard")
-            .env(VARIABLE, format!("guard:{number}"))
+            .env(VARIABLE, start::named("guard", &numbers))
             .envs(descriptors::usual_limit().map(|limit| (descriptors::USUAL, limit.to_string())))
             .stdin(Stdio::null())
             // A group of its own: Ctrl-C is for the driver, which then ends everything in order.
             .process_group(0);
-        // SAFETY: between fork and exec only one `fcntl` runs, which is safe there; the descriptor is open.
+        // SAFETY: between fork and exec only `fcntl` runs, which is safe there; the descriptors are open.
         unsafe {
             command.pre_exec(move || {
-                let fd = BorrowedFd::borrow_raw(number);
-                rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+                for number in &numbers {
+                    rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(*number), rustix::io::FdFlags::empty())?;
+                }
                 Ok(())
             });
         }
@@ -324,8 +329,8 @@ pub(crate) fn receive<T: serde::de::DeserializeOwned>(socket: BorrowedFd<'_>) ->
     }
 }
 
-/// The guard process. Returns when everything below it is gone.
-pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
+/// The guard process. Returns when everything below it is gone. `_listening` are the daemon's sockets, which are held and not used.
+pub(crate) fn main(socket: OwnedFd, _listening: Vec<OwnedFd>) -> io::Result<()> {
     // Who started the daemon may ignore SIGCHLD, which is inherited: the kernel would reap what ends, and say nothing of it.
     // SAFETY: sets what is usual; there is one thread.
     if unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_ERR {

@@ -79,8 +79,8 @@ pub(super) struct Memory {
     short: Mutex<Option<MemoryUsage>>,
     /// Before this, nobody looks again who uses what.
     rests_until: Mutex<Instant>,
-    /// Programs of worker processes, each until it has ended, and since when its worker process is gone.
-    programs: Mutex<BTreeMap<u32, Option<Instant>>>,
+    /// Programs of worker processes, each until it has ended, with when it was started and since when its worker process is gone.
+    programs: Mutex<BTreeMap<u32, (u64, Option<Instant>)>>,
 }
 
 impl Memory {
@@ -104,12 +104,15 @@ impl Memory {
     fn left_behind(&self, workers: &[Worker], processes: &BTreeMap<u32, Process>) -> (BTreeSet<u32>, bool) {
         let own: BTreeSet<u32> = workers.iter().filter_map(|worker| worker.program).collect();
         let mut programs = self.programs.lock();
-        programs.extend(own.iter().map(|pid| (*pid, None)));
-        // One that nobody has waited for yet uses nothing.
-        programs.retain(|pid, _| processes.get(pid).is_some_and(|process| process.bytes > 0));
+        let started = |pid: &u32| Some((*pid, (processes.get(pid)?.started, None)));
+        programs.extend(own.iter().filter_map(started));
+        // One that nobody has waited for yet uses nothing. Of one that has ended, another process may have the id.
+        programs.retain(|pid, (started, _)| {
+            processes.get(pid).is_some_and(|process| process.bytes > 0 && process.started == *started)
+        });
         let left = programs.iter_mut().filter(|(pid, _)| !own.contains(pid));
         let since: BTreeMap<u32, Instant> =
-            left.map(|(pid, since)| (*pid, *since.get_or_insert_with(Instant::now))).collect();
+            left.map(|(pid, (_, since))| (*pid, *since.get_or_insert_with(Instant::now))).collect();
         let is_ending = since.values().any(|since| since.elapsed() < LEFT_BEHIND);
         (since.into_keys().collect(), is_ending)
     }
@@ -126,6 +129,8 @@ impl Memory {
 /// A process of the machine.
 struct Process {
     parent: u32,
+    /// When it was started, in ticks since the machine was: with its id, it is no other.
+    started: u64,
     command: String,
     /// Memory of its own: what it shares with others, such as the object store, is not.
     bytes: u64,
@@ -352,11 +357,12 @@ fn processes() -> BTreeMap<u32, Process> {
 fn process(pid: u32, page: u64) -> Option<Process> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (command, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-    let parent = rest.split_whitespace().nth(1)?.parse().ok()?;
+    let mut fields = rest.split_whitespace().skip(1);
+    let (parent, started) = (fields.next()?.parse().ok()?, fields.nth(17)?.parse().ok()?);
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let mut numbers = statm.split_whitespace().skip(1).map_while(|number| number.parse::<u64>().ok());
     let (resident, shared) = (numbers.next()?, numbers.next()?);
-    Some(Process { parent, command: command.to_owned(), bytes: resident.saturating_sub(shared) * page })
+    Some(Process { parent, started, command: command.to_owned(), bytes: resident.saturating_sub(shared) * page })
 }
 
 /// The process that has started this one, or has taken its children in.
@@ -435,7 +441,7 @@ mod tests {
     /// The warm Python's worker process is 10, and the rank's 20; the rank, 13, was forked from 11 by its keeper, 12.
     fn used(workers: &mut [Worker], left_behind: &[u32]) -> Vec<u64> {
         let parents = [(10, 1), (11, 10), (12, 11), (13, 12), (20, 1)];
-        let of = |parent| Process { parent, command: String::new(), bytes: 1 };
+        let of = |parent| Process { parent, started: 0, command: String::new(), bytes: 1 };
         let processes = parents.into_iter().map(|(pid, parent)| (pid, of(parent))).collect();
         attribute(&processes, workers, &left_behind.iter().copied().collect(), u64::MAX);
         workers.iter().map(|worker| worker.user.bytes).collect()

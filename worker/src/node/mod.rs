@@ -213,15 +213,15 @@ pub(crate) struct Daemon {
 pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     // The guard is this executable in another mode.
     crate::entry::linked();
-    // First: it starts while the rest of this is done.
-    let (reports, incoming) = mpsc::unbounded_channel();
-    let guard = Guard::start(move |report| {
-        let _ = reports.send(report);
-    })
-    .map_err(|error| Error::io("starting the guard of worker processes", &error))?;
     let process = ProcessId::random();
     let id = NodeId::random();
     let listener = Listener::bind(process, config.listen).await?;
+    // Before all else: it starts while the rest of this is done.
+    let (reports, incoming) = mpsc::unbounded_channel();
+    let guard = Guard::start(&listener.sockets(), move |report| {
+        let _ = reports.send(report);
+    })
+    .map_err(|error| Error::io("starting the guard of worker processes", &error))?;
     let for_objects = config.memory.for_objects();
     let listen_ip = config.listen.map(|listen| listen.ip());
     let steward = Steward::start(

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use wingbeat_core::spec::Address;
 use wingbeat_net::address;
+use wingbeat_net::limits::limits;
 
 use super::Shell;
 use crate::state::{Absentee, Event};
@@ -16,16 +17,18 @@ impl Shell {
     /// Looks for everybody who may still come back.
     pub(crate) fn look_for_the_absent(self: &Arc<Self>) {
         for (who, address) in self.inside.lock().state.absent() {
-            // A refusal says little of a driver on another machine, or of the node that it brings: something between may let nobody in.
-            if matches!(who, Absentee::Node(_, true)) || address.machine == address::this_machine() {
-                self.vital("looking for the absent", self.clone().look_for(who, address));
-            }
+            // A refusal says little of a driver on another machine, or of the node that it brings: something between may let nobody in. It
+            // is given time to come by itself. Without an end to that, a head that is started again and again would keep all who have ended.
+            let may_hide = !matches!(who, Absentee::Node(_, true)) && address.machine != address::this_machine();
+            let comes_within = if may_hide { limits().silence } else { Duration::ZERO };
+            self.vital("looking for the absent", self.clone().look_for(who, address, comes_within));
         }
     }
 
-    async fn look_for(self: Arc<Self>, who: Absentee, address: Address) {
+    async fn look_for(self: Arc<Self>, who: Absentee, address: Address, comes_within: Duration) {
         let (mut pause, longest) = PAUSES;
         let looking = async {
+            tokio::time::sleep(comes_within).await;
             while self.inside.lock().state.is_absent(who) {
                 if address::is_gone(&address).await {
                     return self.lose(who);

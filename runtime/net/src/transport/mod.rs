@@ -9,6 +9,7 @@ pub(crate) mod system;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
@@ -50,6 +51,11 @@ pub trait Incoming: Send {
     /// # Errors
     /// When this machine lacks something; more may come.
     fn next(&mut self) -> BoxFuture<'_, io::Result<(Stream, Source)>>;
+
+    /// The sockets that listen. As long as any process has them, who dials is not refused.
+    fn sockets(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
 }
 
 /// The transports of machines that are not reached over the system's sockets.

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::sync::{Arc, LazyLock};
 
@@ -95,6 +96,10 @@ impl Incoming for Sockets {
             }
         }
         .boxed()
+    }
+
+    fn sockets(&self) -> Vec<BorrowedFd<'_>> {
+        std::iter::once(self.unix.as_fd()).chain(self.tcp.as_ref().map(AsFd::as_fd)).collect()
     }
 }
 

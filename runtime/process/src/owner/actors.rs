@@ -7,6 +7,8 @@ use dashmap::DashMap;
 use wingbeat_core::spec::{ActorSpec, ActorState};
 use wingbeat_core::{ActorId, Incarnation, NodeId, ObjectId, ProcessId};
 
+use crate::owner::object::Object;
+
 /// An actor that was made here, and is not known to be dead.
 #[derive(Clone)]
 pub(crate) struct Made {
@@ -29,13 +31,14 @@ pub(crate) struct Actors {
 
 impl Actors {
     /// Somebody here holds a handle of this actor.
-    pub(crate) fn holds(&self, handle: ObjectId, actor: ActorId) {
-        self.held.insert(handle, actor);
+    pub(crate) fn holds(&self, handle: &Object, actor: ActorId) {
+        handle.becomes_an_actors();
+        self.held.insert(handle.id(), actor);
     }
 
     /// An actor is about to be made, which ends with its last handle.
-    pub(crate) fn makes(&self, spec: ActorSpec) {
-        self.held.insert(spec.handle, spec.id);
+    pub(crate) fn makes(&self, handle: &Object, spec: ActorSpec) {
+        self.holds(handle, spec.id);
         self.made.insert(spec.id, Made { spec: Arc::new(spec), life: None, moves: 0, place: None });
     }
 

@@ -153,9 +153,9 @@ impl Owner {
     }
 
     /// `handle` is the handle object of `actor`: what is known of the actor goes with it. An owner knows it already.
-    pub(crate) fn know_actor(&self, handle: ObjectId, actor: ActorId) {
-        if handle.owner() != self.id {
-            self.actors.holds(handle, actor);
+    pub(crate) fn know_actor(&self, handle: &Handle, actor: ActorId) {
+        if handle.id().owner() != self.id {
+            self.actors.holds(handle.object(), actor);
         }
     }
 

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_core::value::{ObjectValue, StoreNode};
+use wingbeat_core::value::{ObjectValue, Packed, StoreNode};
 use wingbeat_core::{ActorId, ClusterId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
 
@@ -190,6 +190,12 @@ impl Owner {
     /// A new object of ours, with its first handle.
     pub(crate) fn new_object(self: &Arc<Self>, id: ObjectId, producer: Option<ActorId>) -> Handle {
         self.objects.insert(self.clone(), id, producer)
+    }
+
+    /// A new object of ours that is this value, with its first handle. `contained` are the refs in it.
+    pub(crate) fn new_inline(self: &Arc<Self>, value: Packed, contained: Vec<Handle>) -> Handle {
+        let id = self.next_task().output(0);
+        self.objects.insert_ready(self.clone(), id, ObjectValue::Inline(value), contained)
     }
 
     #[cfg(test)]

@@ -87,6 +87,8 @@ pub(crate) struct Object {
     is_shadowed: AtomicBool,
     /// Whether its owner is no more, and this process answers for it.
     is_adopted: AtomicBool,
+    /// Whether it is what an actor's handles count: it is looked up among the actors when it is freed.
+    is_an_actors: AtomicBool,
     id: ObjectId,
     /// The actor that the call which makes it was sent to.
     producer: Option<ActorId>,
@@ -111,16 +113,34 @@ impl Object {
         registration: Registration,
         home: Option<Arc<dyn Home>>,
     ) -> Object {
+        Object::of(id, producer, registration, home, State::default())
+    }
+
+    /// One of ours that has its value from the start. `contained` are the refs in it.
+    pub(super) fn ready(id: ObjectId, home: Arc<dyn Home>, value: ObjectValue, contained: Vec<Handle>) -> Object {
+        let ties = (!contained.is_empty()).then(|| Box::new(Ties { contained, ..Ties::default() }));
+        let state = State { value: Some(value), ties, ..State::default() };
+        Object::of(id, None, Registration::default(), Some(home), state)
+    }
+
+    fn of(
+        id: ObjectId,
+        producer: Option<ActorId>,
+        registration: Registration,
+        home: Option<Arc<dyn Home>>,
+        state: State,
+    ) -> Object {
         Object {
             handles: AtomicU32::new(0),
-            ready: AtomicBool::new(false),
+            ready: AtomicBool::new(state.value.is_some()),
             is_shadowed: AtomicBool::new(false),
             is_adopted: AtomicBool::new(false),
+            is_an_actors: AtomicBool::new(false),
             id,
             producer,
             registration,
             home,
-            state: Mutex::default(),
+            state: Mutex::new(state),
         }
     }
 
@@ -142,6 +162,16 @@ impl Object {
     /// This process answers for it from now on.
     pub(super) fn adopt(&self) {
         self.is_adopted.store(true, Ordering::Release);
+    }
+
+    /// Whether it is what an actor's handles count.
+    pub(super) fn is_an_actors(&self) -> bool {
+        self.is_an_actors.load(Ordering::Acquire)
+    }
+
+    /// It is what an actor's handles count.
+    pub(super) fn becomes_an_actors(&self) {
+        self.is_an_actors.store(true, Ordering::Release);
     }
 
     pub(crate) fn id(&self) -> ObjectId {

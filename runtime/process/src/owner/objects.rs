@@ -70,23 +70,26 @@ impl Owner {
         }
         match self.objects.free_if_unneeded(id, self.id) {
             Freed::Kept => {}
-            Freed::Borrowed(released) => {
+            Freed::Borrowed(object, released) => {
                 self.registrations.asks_no_more_for(id);
-                if let Some(actor) = self.actors.forget(id) {
+                if object.is_an_actors()
+                    && let Some(actor) = self.actors.forget(id)
+                {
                     self.submission.request(Request::Forget(actor));
                 }
                 // Fails only when the session is over, and then nobody needs to know.
                 let _ = self.released.send(released);
             }
-            Freed::Owned(value, is_shadowed) => {
-                if is_shadowed {
+            Freed::Owned(object, value) => {
+                if object.is_shadowed() {
                     self.tell_steward(vec![Shadow::Freed(id)]);
                 }
                 if let Some(ObjectValue::Stored(stored)) = value {
                     self.delete_stored(id, &stored);
                 }
                 self.is_freed(id);
-                if let Some(actor) = self.actors.forget(id)
+                if object.is_an_actors()
+                    && let Some(actor) = self.actors.forget(id)
                     && !self.submission.is_closed()
                 {
                     let by = "the drop of its last handle".to_owned();

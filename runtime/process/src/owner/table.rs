@@ -21,10 +21,10 @@ use crate::owner::object::{Handle, Home, Object, drop_all};
 pub(crate) enum Freed {
     /// It is still needed.
     Kept,
-    /// It was ours: here is its last value, whose stored copies are to be deleted, and whether the steward knows of it.
-    Owned(Option<ObjectValue>, bool),
-    /// It was borrowed: tell its owner.
-    Borrowed(Released),
+    /// It was ours: here it is, and its last value, whose stored copies are to be deleted.
+    Owned(Arc<Object>, Option<ObjectValue>),
+    /// It was borrowed: here it is, and what its owner is to be told.
+    Borrowed(Arc<Object>, Released),
 }
 
 /// A borrowed object that nobody here holds any more.
@@ -66,12 +66,33 @@ impl ObjectTable {
     /// A new object with its first handle.
     pub(crate) fn insert(&self, home: Arc<dyn Home>, id: ObjectId, producer: Option<ActorId>) -> Handle {
         let handle = Handle::first(Object::new(id, producer, Registration::default(), Some(home)));
+        self.enter(&handle);
+        self.fail_if_ended(handle.object());
+        handle
+    }
+
+    /// A new object that has its value already, with its first handle.
+    pub(crate) fn insert_ready(
+        &self,
+        home: Arc<dyn Home>,
+        id: ObjectId,
+        value: ObjectValue,
+        contained: Vec<Handle>,
+    ) -> Handle {
+        let handle = Handle::first(Object::ready(id, home, value, contained));
+        self.enter(&handle);
+        if let Some(error) = self.ended.get() {
+            handle.object().conclude(error);
+        }
+        handle
+    }
+
+    fn enter(&self, handle: &Handle) {
+        let id = handle.id();
         self.objects.insert(id, handle.object().clone());
         if id.task.seq.is_multiple_of(SAMPLE) {
             self.peak.fetch_max(self.objects.len(), Ordering::Relaxed);
         }
-        self.fail_if_ended(handle.object());
-        handle
     }
 
     /// A handle to an object that is known, or is from now on (`true`). `register` is called under the table's lock, so
@@ -133,12 +154,12 @@ impl ObjectTable {
         }
         if id.owner() == us || object.is_adopted() {
             drop_all(contained);
-            return Freed::Owned(value, object.is_shadowed());
+            return Freed::Owned(object, value);
         }
         let contained_ids = contained.iter().map(Handle::id).collect();
         let released = Released { id, registration: object.registration(), contained: contained_ids };
         drop_all(contained);
-        Freed::Borrowed(released)
+        Freed::Borrowed(object, released)
     }
 
     /// Copies of `id` are at these nodes.

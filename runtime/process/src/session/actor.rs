@@ -136,7 +136,7 @@ pub fn deserialize_actor<'de, D: Deserializer<'de>>(
     }
     let owner = decoding_owner().map_err(D::Error::custom)?;
     let handle = owner.borrow(wire.handle);
-    owner.know_actor(handle.id(), wire.id);
+    owner.know_actor(&handle, wire.id);
     Ok(ActorHandle::new(handle, wire.id, wire.class, wire.class_name.into(), wire.detached)
         .with_limit(wire.max_pending_calls)
         .with_retries(wire.max_task_retries))

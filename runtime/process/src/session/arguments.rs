@@ -107,7 +107,7 @@ impl<'a> CallArgs<'a> {
 
     /// Adds an object whose value is the argument.
     pub fn object(&mut self, handle: &Handle) {
-        if let Err(error) = values::check_ours(self.session.owner(), handle) {
+        if let Err(error) = values::check_ours(self.session.owner().cluster, handle) {
             self.error = self.error.take().or(Some(error));
         }
         self.args.push(Outbound::Object(handle.clone()));

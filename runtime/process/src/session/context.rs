@@ -1,7 +1,7 @@
 //! The execution that the current thread or future belongs to.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -21,6 +21,7 @@ use crate::work::{Waiter, Waits};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
+    static IS_WITHOUT_PARENT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// One run of a task or an actor call in a worker process.
@@ -277,6 +278,23 @@ pub async fn cancelled() {
 /// The running task.
 pub fn current_task() -> Option<TaskId> {
     current().map(|execution| execution.task)
+}
+
+/// The task to which what is submitted here belongs: it is cancelled with that.
+pub(crate) fn parent() -> Option<TaskId> {
+    if IS_WITHOUT_PARENT.get() { None } else { current_task() }
+}
+
+/// What `submit` submits belongs to no task: it outlives the running one.
+pub fn without_parent<R>(submit: impl FnOnce() -> R) -> R {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IS_WITHOUT_PARENT.set(self.0);
+        }
+    }
+    let _before = Before(IS_WITHOUT_PARENT.replace(true));
+    submit()
 }
 
 /// How often the running task was tried before.

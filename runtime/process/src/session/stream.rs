@@ -6,12 +6,13 @@ use std::task::{Context, Poll, ready};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Outputs;
-use wingbeat_core::{ActorId, ProcessId, TaskId};
+use wingbeat_core::{ActorId, ErrorKind, ProcessId, TaskId};
 use wingbeat_net::messages::Work;
 
 use crate::owner::object::Handle;
 use crate::owner::streams::Cell;
 use crate::owner::submission::Cancel;
+use crate::session::context;
 use crate::session::get::{Value, ValueFuture};
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
@@ -27,6 +28,10 @@ pub struct StreamHandle {
     next: Option<Handle>,
     /// Its value, while that is brought here.
     fetching: Option<Box<ValueFuture>>,
+    /// The last task whose wait was interrupted.
+    interrupted: Option<TaskId>,
+    /// Whether its consumer has been told that it waits for what waits for it.
+    is_deadlocked: bool,
 }
 
 impl StreamHandle {
@@ -36,20 +41,18 @@ impl StreamHandle {
         if let Some(error) = owner.ended() {
             drop(owner.streams.failed(task, error.clone()));
         }
-        StreamHandle { session: Ok(session.clone()), task, producer, cell, next: None, fetching: None }
+        StreamHandle::of(Ok(session.clone()), task, producer, cell)
     }
 
     /// A stream that is nothing but an error.
     pub fn failed(error: Error) -> Self {
         let task = TaskId { owner: ProcessId(0), seq: 0 };
-        StreamHandle {
-            session: Err(Some(error)),
-            task,
-            producer: None,
-            cell: Arc::default(),
-            next: None,
-            fetching: None,
-        }
+        StreamHandle::of(Err(Some(error)), task, None, Arc::default())
+    }
+
+    fn of(session: Result<Session, Option<Error>>, task: TaskId, producer: Option<ActorId>, cell: Arc<Cell>) -> Self {
+        let (next, fetching, interrupted, is_deadlocked) = (None, None, None, false);
+        StreamHandle { session, task, producer, cell, next, fetching, interrupted, is_deadlocked }
     }
 
     /// The task that makes the items.
@@ -64,7 +67,8 @@ impl StreamHandle {
 
     /// The next item, when it is there; none after the last. An error is the last item, but for one that says that the item
     /// cannot be fetched now ([`Error::ObjectUnavailable`], [`Error::StoreFull`], [`Error::OutOfDescriptors`]): the next call
-    /// tries again. An item that was lost is passed over after its error.
+    /// tries again. An item that was lost is passed over after its error. To a task that is cancelled while it waits, that is the last
+    /// item; whoever goes on with the stream, as an actor's next call, has the rest. A wait that can never end is the end of the stream.
     ///
     /// The running task waits as long as there is something in `waiting`: whoever awaits no more drops that.
     pub fn poll_item(
@@ -87,14 +91,17 @@ impl StreamHandle {
         let Some(handle) = &self.next else { return Poll::Ready(None) };
         let fetching = self.fetching.get_or_insert_with(|| Box::new(ValueFuture::among_others(handle)));
         let Poll::Ready(value) = Pin::new(fetching).poll(cx) else {
-            // Its value was lost, and is made again.
-            if !handle.is_ready() {
-                Waiting::keep(waiting, &[handle]);
+            if handle.is_ready() {
+                // It is on its way here, and nobody's to wait for.
+                *waiting = None;
+                return Poll::Pending;
             }
-            return match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
-                Some(Poll::Ready(error)) => Poll::Ready(Some(Err(error))),
-                _ => Poll::Pending,
-            };
+            // Its value was lost, and is made again.
+            if self.has_ended_for_this_task() {
+                return Poll::Ready(None);
+            }
+            Waiting::keep(waiting, &[handle]);
+            return self.unless_interrupted(waiting, cx);
         };
         self.fetching = None;
         let is_temporary = matches!(
@@ -128,7 +135,7 @@ impl StreamHandle {
     }
 
     fn poll_next(
-        &self,
+        &mut self,
         session: &Session,
         waiting: &mut Option<Waiting>,
         cx: &mut Context<'_>,
@@ -153,11 +160,32 @@ impl StreamHandle {
         // Outside of the lock: it may be the last that holds this very stream.
         drop(old);
         session.process().attend();
-        Waiting::keep_on(waiting, || vec![(self.task, self.producer)]);
-        match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
-            Some(Poll::Ready(error)) => Poll::Ready(Some(Err(error))),
-            _ => Poll::Pending,
+        // Nothing is told of its wait: a task that passes over errors would go round without end.
+        if self.has_ended_for_this_task() {
+            return Poll::Ready(None);
         }
+        Waiting::keep_on(waiting, || vec![(self.task, self.producer)]);
+        self.unless_interrupted(waiting, cx)
+    }
+
+    fn has_ended_for_this_task(&self) -> bool {
+        self.is_deadlocked || self.interrupted.is_some() && self.interrupted == context::current_task()
+    }
+
+    fn unless_interrupted<T>(
+        &mut self,
+        waiting: &mut Option<Waiting>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<T, Error>>> {
+        let Some(Poll::Ready(error)) = waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) else {
+            return Poll::Pending;
+        };
+        match error.kind() {
+            ErrorKind::Cancelled => self.interrupted = context::current_task(),
+            _ => self.is_deadlocked = true,
+        }
+        *waiting = None;
+        Poll::Ready(Some(Err(error)))
     }
 
     /// Asks the task to stop.

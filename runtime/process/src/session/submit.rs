@@ -99,7 +99,7 @@ impl Session {
                 && Arc::ptr_eq(&shape, &ONE_CPU)
                 && !options.isolated.unwrap_or(function.defaults.isolated),
             group: None,
-            parent: context::current_task(),
+            parent: context::parent(),
         };
         let name = Name::new(options.name.as_deref(), function.path);
         let task = Task {
@@ -163,7 +163,7 @@ impl Session {
 
     /// Calls a method of an actor. Pauses only when very many wait already.
     pub fn call(&self, actor: &ActorHandle, method: &'static Method, args: Args, options: &TaskOptions) -> Submitted {
-        let session = match check_ours(self.owner(), actor.handle()) {
+        let session = match check_ours(self.owner().cluster, actor.handle()) {
             Ok(()) => self,
             Err(error) => return failed(method.outputs, error),
         };
@@ -193,7 +193,7 @@ impl Session {
             yields_memory: false,
             shares_process: false,
             group: method.group.map(Into::into),
-            parent: context::current_task(),
+            parent: context::parent(),
         };
         if let Some(limit) = options.timeout {
             session.cancel_after(limit, id, outputs, name.to_string());
@@ -353,7 +353,7 @@ impl Session {
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
         // Before it is known: a head that is started again meanwhile is told of it.
         if !detached {
-            process.owner.actors.makes(spec.clone());
+            process.owner.actors.makes(handle.object(), spec.clone());
         }
         process.wire.record(|| Event::CreateActor(Box::new(spec.clone())));
         let answer = self.ask_head(move |head| {
@@ -403,7 +403,7 @@ impl Session {
         } else {
             let handle = self.owner().borrow(info.handle);
             // Also of an actor of ours: its last handle may have been dropped, and what is known of its calls goes with this one.
-            self.owner().actors.holds(info.handle, info.id);
+            self.owner().actors.holds(handle.object(), info.id);
             handle
         };
         Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached)

@@ -13,10 +13,10 @@ use bytes::Bytes;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use wingbeat_core::ObjectId;
 use wingbeat_core::codec::{self, CodecError, Encoded};
 use wingbeat_core::error::Error;
 use wingbeat_core::value::{INLINE_LIMIT, ObjectValue, Packed};
+use wingbeat_core::{ClusterId, ObjectId};
 
 use crate::owner::Owner;
 use crate::owner::object::Handle;
@@ -51,10 +51,11 @@ impl<T> Drop for Outer<T> {
 }
 
 struct Encoding {
-    owner: Arc<Owner>,
+    /// Whose refs may be in it.
+    cluster: ClusterId,
     found: Vec<Handle>,
-    /// A ref of another cluster; the error that it is.
-    foreign: Option<Error>,
+    /// A ref of another cluster; the error that it is. In a box: this struct is moved with each value, and errors are large.
+    foreign: Option<Box<Error>>,
 }
 
 /// Why a value could not be made ready for sending.
@@ -71,13 +72,13 @@ pub(crate) fn capture<R>(
     owner: &Arc<Owner>,
     encode: impl FnOnce() -> Result<R, CodecError>,
 ) -> Result<(R, Vec<Handle>), PackError> {
-    let outer = Outer::enter(&ENCODING, Encoding { owner: owner.clone(), found: Vec::new(), foreign: None });
+    let outer = Outer::enter(&ENCODING, Encoding { cluster: owner.cluster, found: Vec::new(), foreign: None });
     let encoded = encode();
     let met = ENCODING.take();
     drop(outer);
     let (found, foreign) = met.map(|met| (met.found, met.foreign)).unwrap_or_default();
     match (encoded, foreign) {
-        (_, Some(foreign)) => Err(PackError::Other(foreign)),
+        (_, Some(foreign)) => Err(PackError::Other(*foreign)),
         (Ok(encoded), None) => Ok((encoded, found)),
         (Err(error), None) => Err(PackError::Codec(error)),
     }
@@ -148,13 +149,11 @@ pub(crate) fn decode_packed<T: DeserializeOwned + 'static>(
 ///
 /// # Errors
 /// [`Error::ForeignRef`], or the error that the handle is.
-pub(crate) fn check_ours(owner: &Owner, handle: &Handle) -> Result<(), Error> {
+pub(crate) fn check_ours(cluster: ClusterId, handle: &Handle) -> Result<(), Error> {
     match Owner::of(handle) {
         None => Err(handle.failure().unwrap_or(Error::NoSession)),
-        Some(theirs) if theirs.cluster == owner.cluster => Ok(()),
-        Some(theirs) => {
-            Err(Error::ForeignRef { what: handle.id().to_string(), theirs: theirs.cluster, ours: owner.cluster })
-        }
+        Some(theirs) if theirs.cluster == cluster => Ok(()),
+        Some(theirs) => Err(Error::ForeignRef { what: handle.id().to_string(), theirs: theirs.cluster, ours: cluster }),
     }
 }
 
@@ -174,14 +173,14 @@ pub(super) fn note(handle: &Handle) -> Result<(), String> {
                         anywhere else nobody would keep the object alive for the reader"
                 .to_owned());
         };
-        match check_ours(&encoding.owner, handle) {
+        match check_ours(encoding.cluster, handle) {
             Ok(()) => {
                 encoding.found.push(handle.clone());
                 Ok(())
             }
             Err(error) => {
                 let text = error.to_string();
-                encoding.foreign = Some(error);
+                encoding.foreign = Some(Box::new(error));
                 Err(text)
             }
         }
@@ -260,10 +259,8 @@ impl Session {
             Content::Stored(handle) => Ok(handle),
             Content::Inline(bytes) => {
                 let owner = self.owner();
-                let handle = owner.new_object(owner.next_task().output(0), None);
                 let value = Packed { bytes: bytes.into(), refs: owner.describe(&packed.held) };
-                owner.resolve_object(handle.object(), ObjectValue::Inline(value), packed.held);
-                Ok(handle)
+                Ok(owner.new_inline(value, packed.held))
             }
         }
     }

@@ -77,7 +77,7 @@ impl Site {
         let handle = owner.new_object(object, None);
         // What it was made with lives as long as the actor: a restart needs it again.
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), args_held(&args).into_vec());
-        owner.actors.makes(spec.clone());
+        owner.actors.makes(handle.object(), spec.clone());
         self.ask_head(Asked::Create(Box::new(spec))).await.inspect_err(|_| {
             owner.actors.forget(object);
         })?;
@@ -92,7 +92,7 @@ impl Site {
         self.shared.found_handles.borrow_mut().insert(info.handle);
         self.process.side_learns(&info.owner);
         let handle = self.process.owner.borrow(info.handle);
-        self.process.owner.actors.holds(info.handle, info.id);
+        self.process.owner.actors.holds(handle.object(), info.id);
         Ok(Ref { handle, actor: Some(info.id) })
     }
 

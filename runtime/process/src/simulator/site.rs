@@ -188,7 +188,7 @@ impl Site {
         let handles = self.process.owner.borrow_all(&ids);
         let with_actor = |(handle, written): (Handle, &Written)| {
             if let Some(actor) = written.actor {
-                self.process.owner.know_actor(handle.id(), actor);
+                self.process.owner.know_actor(&handle, actor);
             }
             Ref { handle, actor: written.actor }
         };

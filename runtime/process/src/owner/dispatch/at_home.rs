@@ -2,8 +2,8 @@
 //!
 //! The process takes them one at a time, the newest first, and goes on with the oldest when others ask for work: what was
 //! submitted first has the most below it, and is worth a journey. So a recursion uses as many processes as there are CPUs, and goes
-//! down in each of them. Where all that is ready has one parent, there is nothing to go down in, and the oldest is first: whoever submits more as results come
-//! would else wait for ever for what it has submitted first.
+//! down in each of them. Whoever submits more as results come would wait for ever so for what it has submitted first. So where all that is ready has one
+//! parent, and there is nothing to go down in, the oldest is first; and else now and then the oldest of the newest's siblings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +21,10 @@ const LEFT_MS: u64 = 2;
 /// A process that has taken nothing for so long takes nothing more: the task that waited goes on.
 const OPEN_MS: u64 = 10;
 
+/// Beside tasks of other parents, one of so many is the oldest of its siblings, as far back as so many.
+const OLDEST_OF: u32 = 16;
+const LOOK_BACK: usize = 4_096;
+
 /// The tasks that run in this process, until their results are there.
 #[derive(Default)]
 pub(super) struct AtHome {
@@ -31,6 +35,8 @@ pub(super) struct AtHome {
     is_hungry: bool,
     /// When it took the last one, or was told that there is one.
     took_ms: Option<u64>,
+    /// How many it took.
+    taken: u32,
 }
 
 impl AtHome {
@@ -96,10 +102,8 @@ enum Next {
     None,
     /// Among the requests that were not taken in yet.
     News(usize),
-    /// Ready, of this shape: the newest.
-    Newest(Arc<Shape>),
-    /// The oldest of this shape, from the same parent as the newest.
-    Oldest(Arc<Shape>),
+    /// Ready, of this shape, at this place.
+    Ready(Arc<Shape>, usize),
 }
 
 /// What there was to run in this process.
@@ -150,19 +154,16 @@ impl Dispatch {
                 Request::Task(task) => Some(task),
                 _ => None,
             },
-            Next::Newest(shape) => self.queues.get_mut(&shape).and_then(|queue| {
+            Next::Ready(shape, at) => self.queues.get_mut(&shape).and_then(|queue| {
                 self.touched.add(&shape, queue);
-                queue.ready.pop_back()
-            }),
-            Next::Oldest(shape) => self.queues.get_mut(&shape).and_then(|queue| {
-                self.touched.add(&shape, queue);
-                queue.ready.pop_front()
+                queue.ready.remove(at)
             }),
         };
         self.at_home.is_hungry = taken.is_none();
         let Some(task) = taken else { return TakenHome::Nothing };
         let opens = !self.at_home.is_open(now_ms);
         self.at_home.took_ms = Some(now_ms);
+        self.at_home.taken = self.at_home.taken.wrapping_add(1);
         let spec = task.spec.clone();
         self.at_home.tasks.insert(spec.id, task);
         TakenHome::Task { spec, opens }
@@ -183,28 +184,33 @@ impl Dispatch {
             let is_short = self.at_home.is_short(task.spec.function);
             is_short && goes_home(task) && lost_argument(&task.spec, &self.dead_nodes).is_none()
         };
-        let has_elder_sibling = |newest: &Task, queue: &Queue| {
-            queue.ready.front().is_some_and(|oldest| oldest.spec.parent == newest.spec.parent && may(oldest))
+        let wants_oldest = self.at_home.taken % OLDEST_OF == OLDEST_OF - 1;
+        // Where the oldest of its siblings is that is to run before it.
+        let elder_sibling = |newest: &Task, queue: &Queue| {
+            let is_sibling = |task: &Task| task.spec.parent == newest.spec.parent && may(task);
+            if queue.ready.front().is_some_and(is_sibling) {
+                return Some(0);
+            }
+            let siblings = || queue.ready.iter().rev().take(LOOK_BACK).take_while(|task| is_sibling(task)).count();
+            let count = if wants_oldest { siblings() } else { 0 };
+            (count > 0).then(|| queue.ready.len() - count)
         };
         if let Some(Request::Task(task)) = news.last()
             && may(task)
             && self.queues.get(&task.shape).is_none_or(Queue::is_short)
             && too_large(&task.spec, &task.name).is_none()
         {
-            let queue = self.queues.get(&task.shape);
-            return match queue.is_some_and(|queue| has_elder_sibling(task, queue)) {
-                true => Next::Oldest(task.shape.clone()),
-                false => Next::News(news.len() - 1),
+            return match self.queues.get(&task.shape).and_then(|queue| elder_sibling(task, queue)) {
+                Some(at) => Next::Ready(task.shape.clone(), at),
+                None => Next::News(news.len() - 1),
             };
         }
         let mut queues = self.queues.iter().filter(|(_, queue)| queue.is_short());
         let found =
             queues.find_map(|(shape, queue)| Some((shape, queue, queue.ready.back().filter(|task| may(task))?)));
-        match found {
-            None => Next::None,
-            Some((shape, queue, newest)) if has_elder_sibling(newest, queue) => Next::Oldest(shape.clone()),
-            Some((shape, ..)) => Next::Newest(shape.clone()),
-        }
+        found.map_or(Next::None, |(shape, queue, newest)| {
+            Next::Ready(shape.clone(), elder_sibling(newest, queue).unwrap_or(queue.ready.len() - 1))
+        })
     }
 
     fn spec_of(&self, next: &Next, news: &[Request]) -> Arc<TaskSpec> {
@@ -213,8 +219,7 @@ impl Dispatch {
                 Request::Task(task) => task.spec.clone(),
                 _ => unreachable!("it was a task"),
             },
-            Next::Newest(shape) => self.queues[shape].ready[self.queues[shape].ready.len() - 1].spec.clone(),
-            Next::Oldest(shape) => self.queues[shape].ready[0].spec.clone(),
+            Next::Ready(shape, at) => self.queues[shape].ready[*at].spec.clone(),
             Next::None => unreachable!("it is something"),
         }
     }

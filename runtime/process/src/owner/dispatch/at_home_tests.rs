@@ -68,6 +68,18 @@ fn of_siblings_the_oldest_runs_first_so_that_it_does_not_wait_for_ever_behind_th
 }
 
 #[test]
+fn nor_does_it_behind_tasks_of_another_parent() {
+    let mut dispatch = submitted([shared(1_000), child_of(100, 0), child_of(100, 1)]);
+    settle(&mut dispatch, 0);
+    let mut waits = std::collections::BTreeSet::from([0, 1]);
+    for seq in 2..100 {
+        dispatch.submit(child_of(100, seq), &mut Vec::new());
+        waits.remove(&take(&mut dispatch, 0).unwrap());
+    }
+    assert!(waits.is_empty(), "{waits:?}");
+}
+
+#[test]
 fn what_was_just_asked_for_is_taken_first_and_only_if_it_is_a_task_that_fits() {
     let mut dispatch = submitted([shared(1)]);
     let mut news = vec![Request::Task(shared(2))];
