@@ -171,6 +171,10 @@ impl Node for NodeService {
         Err(nothing_here())
     }
 
+    async fn process_above(self, _: Context, _: u32) -> Option<ProcessId> {
+        None
+    }
+
     async fn settle_output(self, _: Context, _: JobId) {}
 
     async fn fetch(self, _: Context, _: Fetch) -> Result<(Located, bool), Error> {

@@ -22,7 +22,8 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "WINGBEAT_NAMESPACE";
 pub(crate) const NONE: &str = "none";
 
 /// Commands that talk to no cluster, or are one.
-const WITHOUT: [&str; 5] = ["head", "devices", "replay", "context", "help"];
+const WITHOUT: [&str; 5] = [HEAD, "devices", "replay", "context", "help"];
+const HEAD: &str = "head";
 
 /// List the clusters that the configuration names, or choose one.
 ///
@@ -130,37 +131,53 @@ fn known_path() -> Result<PathBuf> {
 /// The variables that a context stands for. `None` removes one.
 type Variables = Vec<(&'static str, Option<OsString>)>;
 
-/// What the command line is to find in the environment, besides what is there. An option goes before everything, `--context` before
-/// variables, and those before the context in use.
-pub(crate) fn variables(matches: &ArgMatches) -> Result<Variables> {
-    let Some((name, of_command)) = matches.subcommand() else { return Ok(Vec::new()) };
+/// A context that a command uses.
+#[derive(Debug, Default)]
+pub(crate) struct Used {
+    /// What the command line is to find in the environment, besides what is there.
+    pub variables: Variables,
+    /// What errors of the command begin with; nothing if it uses no context.
+    pub prefix: String,
+}
+
+/// The context that this command line uses. An option goes before everything, `--context` before variables, and those before the context in
+/// use.
+pub(crate) fn used(matches: &ArgMatches) -> Result<Used> {
+    let Some((name, of_command)) = matches.subcommand() else { return Ok(Used::default()) };
+    let source = |id| of_command.value_source(id);
+    let is_option = source("context") == Some(ValueSource::CommandLine);
+    if name == HEAD && is_option && of_command.get_one::<String>("context").is_some_and(|name| name != NONE) {
+        bail!(
+            "`wingbeat head` starts a cluster and joins none: it takes no --context. Give --host, --port and --token-file"
+        );
+    }
     if WITHOUT.contains(&name) {
-        return Ok(Vec::new());
+        return Ok(Used::default());
     }
     let address = if name == "worker" { "head" } else { "address" };
-    let source = |id| of_command.value_source(id);
     if source(address) == Some(ValueSource::CommandLine) {
-        return Ok(Vec::new());
+        return Ok(Used::default());
     }
     // A global option is found in the subcommand, too.
     let wanted = of_command.get_one::<String>("context").filter(|name| !name.is_empty());
-    let is_option = source("context") == Some(ValueSource::CommandLine);
     if is_option && wanted.is_none() {
         bail!("--context is empty; leave it out, or write --context {NONE} for no context");
     }
     let is_asked = wanted.is_some() && is_option;
     let is_alone = of_command.try_get_one::<bool>("standalone").ok().flatten() == Some(&true);
     if wanted.is_some_and(|name| name == NONE) || is_alone || !is_asked && source(address).is_some() {
-        return Ok(Vec::new());
+        return Ok(Used::default());
     }
     let path = match (path(), wanted) {
         (Some(path), _) => path,
-        (None, None) => return Ok(Vec::new()),
+        (None, None) => return Ok(Used::default()),
         (None, Some(_)) => known_path()?,
     };
     let config = Config::read(&path)?;
-    let Some(name) = wanted.or(config.current.as_ref()) else { return Ok(Vec::new()) };
-    let mut variables = config.find(name, &path)?.variables(&path);
+    let Some(name) = wanted.or(config.current.as_ref()) else { return Ok(Used::default()) };
+    let context = config.find(name, &path)?;
+    let prefix = format!("context `{name}` ({}): ", context.address);
+    let mut variables = context.variables(&path);
     if is_asked {
         // What is set for another cluster is not for this one.
         for other in [token::TOKEN_VARIABLE, token::TOKEN_FILE_VARIABLE, NAMESPACE_VARIABLE] {
@@ -177,7 +194,7 @@ pub(crate) fn variables(matches: &ArgMatches) -> Result<Variables> {
             |(name, _)| if is_of_token(name) { !has_token } else { *name != NAMESPACE_VARIABLE || !is_set(name) },
         );
     }
-    Ok(variables)
+    Ok(Used { variables, prefix })
 }
 
 impl Context {

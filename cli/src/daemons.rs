@@ -71,9 +71,10 @@ pub(crate) struct HeadArgs {
 #[derive(Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct WorkerArgs {
-    /// The head, as host:port, or several places where it may be, as host:port,host:port; also --address, as everywhere else.
+    /// The head, as host:port, or several places where it may be, as host:port,host:port; also --address, as everywhere else. Else that of the
+    /// context.
     #[arg(long, alias = "address", env = join::ADDRESS_VARIABLE)]
-    head: String,
+    head: Option<String>,
     /// Address to listen on for other machines; the one on the way to the head if nothing is said.
     #[arg(long)]
     host: Option<IpAddr>,
@@ -266,12 +267,15 @@ async fn stand_by(
 pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     wingbeat_net::descriptors::raise_limit();
     args.check()?;
+    let Some(head) = args.head.filter(|head| !head.is_empty()) else {
+        bail!("no head is named: give --head host:port, or --context NAME (see `wingbeat context --help`)");
+    };
     // Whether a token must have been given depends on where the head is; until then, the given one or our own.
     let token = match token::given(args.token_file.as_deref())? {
         Some(token) => token,
         None => token::own()?,
     };
-    let found = join::find_head(&args.head, &token).await.context("cannot join the cluster")?;
+    let found = join::find_head(&head, &token).await.context("cannot join the cluster")?;
     let ip = args.host.or(found.ip);
     let token = token_for(ip, args.token_file.as_deref())?;
     let offer = Offer {
@@ -292,7 +296,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     node::spare_this_process();
     let node = node::start(config).await.context("cannot start the node")?;
     let mut signals = Signals::of_daemon()?;
-    say_of_daemon!("wingbeat worker {} joined {} with {resources}", node.id(), args.head);
+    say_of_daemon!("wingbeat worker {} joined {head} with {resources}", node.id());
     let outcome = tokio::select! {
         asked = signals.next() => {
             note!("wingbeat worker: {}; ending what runs here", asked.what);

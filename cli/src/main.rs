@@ -78,9 +78,9 @@ fn main() -> ExitCode {
         }
     }
     let matches = Cli::command().get_matches();
-    match context::variables(&matches) {
-        Ok(variables) => {
-            for (name, value) in variables {
+    let context = match context::used(&matches) {
+        Ok(used) => {
+            for (name, value) in used.variables {
                 // SAFETY: no other thread has been started.
                 unsafe {
                     match value {
@@ -89,12 +89,13 @@ fn main() -> ExitCode {
                     }
                 }
             }
+            used.prefix
         }
         Err(error) => {
             note!("error: {error:#}");
             return ExitCode::FAILURE;
         }
-    }
+    };
     // Options that were not given are read from the environment again.
     let cli = Cli::parse();
     wingbeat_net::memory::give_back_large_buffers();
@@ -136,7 +137,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // What others said may be in it.
-            note!("error: {}", wingbeat_core::names::printable_lines(&format!("{error:#}")));
+            note!("error: {}", wingbeat_core::names::printable_lines(&format!("{context}{error:#}")));
             ExitCode::FAILURE
         }
     }

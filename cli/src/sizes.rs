@@ -19,6 +19,12 @@ pub(crate) fn count(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("`{text}` is not how many there are to offer; write a whole number, 0 for none"))
 }
 
+/// How many of something are kept: one or more.
+pub(crate) fn some(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| format!("`{text}` is not how many are kept; write a whole number, 1 or more"))
+}
+
 /// A part of a whole, from 0 to 1.
 pub(crate) fn part(text: &str) -> Result<f64, String> {
     let part = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
@@ -125,6 +131,10 @@ mod tests {
         assert_eq!((count("0"), count("8")), (Ok(0), Ok(8)));
         for text in ["-1", "0.5", "many", ""] {
             assert!(count(text).unwrap_err().contains("write a whole number"), "{text}");
+        }
+        assert_eq!(some("1"), Ok(1));
+        for text in ["0", "-1", "all"] {
+            assert!(some(text).unwrap_err().contains("1 or more"), "{text}");
         }
         assert_eq!(offered("disk=0.5"), Ok(("disk".into(), 0.5)));
         let refused = [

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use futures::{StreamExt, stream};
+use wingbeat_core::JobId;
 use wingbeat_net::messages::{ProcessStacks, ProgramStacks, StackFrame, Subject};
 use wingbeat_net::mux;
 
@@ -15,13 +17,17 @@ use crate::say::say;
 /// The process has longer: it may get little CPU, and have much to read.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// So many processes of a job are looked at at a time.
+const AT_ONCE: usize = 8;
+
 /// Columns after which a function's place goes to the next line.
 const WIDTH: usize = 80;
 
 /// Show what the threads of a task's or actor's process do.
 ///
 /// For a task that hangs, or takes long: which function is each thread in, and where does it sleep. Takes what `wingbeat why`
-/// takes, and the process id of a worker process, as logs show it: task-…, object-…, actor-…, process-…, 12345, or 12345@node-….
+/// takes, a job for all of its processes but those of detached actors, and the process id of a worker process or of what it has
+/// started, such as a rank: task-…, object-…, actor-…, process-…, job-…, 12345, or 12345@node-….
 #[derive(Args)]
 pub(crate) struct StackArgs {
     /// Whose.
@@ -34,6 +40,9 @@ pub(crate) struct StackArgs {
 }
 
 pub(crate) async fn stack(args: StackArgs) -> Result<()> {
+    if args.id.starts_with("job-") {
+        return of_job(args).await;
+    }
     named::check::<Subject>(&args.id)?;
     let head = connect(&args.at).await?;
     let subject: Subject = named::whole(&head, &args.id).await?.parse()?;
@@ -47,6 +56,35 @@ pub(crate) async fn stack(args: StackArgs) -> Result<()> {
         say!("{explanation}");
     }
     say!("{}", wingbeat_core::names::printable_lines(&shown(&stacks)).trim_end());
+    Ok(())
+}
+
+/// What all processes of a job do.
+async fn of_job(args: StackArgs) -> Result<()> {
+    named::check::<JobId>(&args.id)?;
+    let head = connect(&args.at).await?;
+    let job: JobId = named::whole(&head, &args.id).await?.parse()?;
+    let processes = head.processes_of_job(mux::within(LIMIT), job).await.context("the head did not answer")??;
+    let asked = stream::iter(processes).map(|process| head.stacks(mux::within(LIMIT), Subject::Process(process)));
+    let answers: Vec<_> = asked.buffered(AT_ONCE).collect().await;
+    let (mut all, mut failed) = (Vec::new(), Vec::new());
+    for answer in answers {
+        match answer.context("the head did not answer")? {
+            Ok(stacks) => all.push(stacks),
+            // It may have ended since.
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    if args.json {
+        say!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(());
+    }
+    if all.is_empty() && failed.is_empty() {
+        say!("no process runs anything of {job} now");
+    }
+    let all = all.iter().map(|stacks| wingbeat_core::names::printable_lines(&shown(stacks)).trim_end().to_owned());
+    let all: Vec<String> = all.chain(failed).collect();
+    say!("{}", all.join("\n\n"));
     Ok(())
 }
 
@@ -78,8 +116,9 @@ fn without_long_types(function: &str) -> Cow<'_, str> {
 fn shown(stacks: &ProcessStacks) -> String {
     let ProcessStacks { pid, hostname, runs, threads, programs } = stacks;
     let mut text = format!("pid {pid} on {hostname}: {runs}\n");
-    for ProgramStacks { pid, stacks } in programs {
-        text += &format!("\nprogram {pid}, which it has started\n");
+    for ProgramStacks { pid, name, stacks } in programs {
+        let name = if name.is_empty() { String::new() } else { format!("{name}: ") };
+        text += &format!("\n{name}program {pid}, which it has started\n");
         stacks.lines().for_each(|line| text += &format!("    {line}\n"));
     }
     for thread in threads {
@@ -135,12 +174,13 @@ mod tests {
         };
         let programs = vec![ProgramStacks {
             pid: 9,
+            name: "rank 1 of 2".into(),
             stacks: "Thread 0x1 (most recent call first):\n  File \"train.py\"\n".into(),
         }];
         let threads = vec![main, deaf];
         let stacks = ProcessStacks { pid: 7, hostname: "here".into(), runs: "jobs::work".into(), threads, programs };
         let wanted = format!(
-            "pid 7 on here: jobs::work\n\nprogram 9, which it has started\n    Thread 0x1 (most recent call first):\n      File \"train.py\"\n\n\
+            "pid 7 on here: jobs::work\n\nrank 1 of 2: program 9, which it has started\n    Thread 0x1 (most recent call first):\n      File \"train.py\"\n\n\
              thread 7 `main` sleeps in the kernel's futex_do_wait\n    jobs::wait  src/jobs.rs:12\n    \
              {long}\n        src/long.rs:1\n\nthread 8 `deaf` runs\n    (it blocks)\n"
         );

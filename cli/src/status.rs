@@ -18,8 +18,12 @@ use crate::sizes;
 const PIPED_WIDTH: u16 = 500;
 /// Columns whose cells stay on one line.
 const UNBROKEN: [&str; 7] = ["node", "state", "job", "actor", "group", "id", "strategy"];
-/// Fewer columns hold no table.
-const NARROWEST: u16 = 60;
+/// Fewer columns hold no id with its heading.
+const NARROWEST: u16 = 40;
+/// A column with so many letters can be read, however long its cells are.
+const READABLE: usize = 24;
+/// And one with names.
+const READABLE_NAME: usize = 10;
 /// The longest name that is shown of what has one in a table.
 const LONGEST_NAME: usize = 40;
 
@@ -98,12 +102,18 @@ impl Shown {
     }
 
     /// Columns under their headings, without rules, and without those in which nothing stands. `numbers` are the columns that are aligned to
-    /// the right. Neither they nor ids, which people copy, are broken into lines.
+    /// the right. Neither they nor ids, which people copy, are broken into lines. Where that leaves too little room for the others, a row is
+    /// a block of lines.
     fn table(&mut self, headings: &[&str], numbers: &[&str], rows: Vec<Vec<String>>) {
         let has_any = |column: &usize| rows.iter().any(|row| !row[*column].is_empty());
         let columns: Vec<usize> = (0..headings.len()).filter(has_any).collect();
         let headings: Vec<&str> = columns.iter().map(|column| headings[*column]).collect();
-        let rows = rows.iter().map(|row| columns.iter().map(|column| row[*column].as_str()).collect::<Vec<_>>());
+        let rows = rows.iter().map(|row| columns.iter().map(|column| row[*column].as_str()).collect());
+        let rows: Vec<Vec<&str>> = rows.collect();
+        let is_whole = |heading: &&str| numbers.contains(heading) || UNBROKEN.contains(heading);
+        if least_width(&headings, &rows, is_whole) > usize::from(self.width) {
+            return self.blocks(&headings, &rows);
+        }
         let mut table = Table::new();
         table
             .load_preset(presets::NOTHING)
@@ -112,17 +122,37 @@ impl Shown {
         table.set_width(self.width);
         for (number, column) in table.column_iter_mut().enumerate() {
             column.set_padding((2, 0));
-            let is_number = numbers.contains(&headings[number]);
-            if is_number {
+            if numbers.contains(&headings[number]) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
-            if is_number || UNBROKEN.contains(&headings[number]) {
+            if is_whole(&headings[number]) {
                 column.set_constraint(ColumnConstraint::ContentWidth);
             }
         }
         table.add_rows(rows);
         let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
         self.line(&lines.join("\n"));
+    }
+
+    /// Each row as a block of lines, with a heading and a cell each.
+    fn blocks(&mut self, headings: &[&str], rows: &[Vec<&str>]) {
+        let blocks = rows.iter().map(|row| {
+            let mut table = Table::new();
+            table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+            table.set_width(self.width);
+            table.add_rows(
+                headings.iter().zip(row).filter(|(_, cell)| !cell.is_empty()).map(|(name, cell)| [name, cell]),
+            );
+            for column in table.column_iter_mut() {
+                column.set_padding((2, 0));
+            }
+            if let Some(names) = table.column_mut(0) {
+                names.set_constraint(ColumnConstraint::ContentWidth);
+            }
+            table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+        });
+        let blocks: Vec<String> = blocks.collect();
+        self.line(&blocks.join("\n\n"));
     }
 
     fn summary(&mut self, state: &ClusterState) {
@@ -194,10 +224,17 @@ impl Shown {
         if state.jobs.is_empty() {
             return;
         }
-        let rows = state.jobs.iter().map(|job| vec![job.id.to_string(), short(&job.name), job.leases.to_string()]);
+        let rows = state.jobs.iter().map(|job| {
+            let id = job.id.to_string();
+            // Without what most jobs have: a namespace of their own, and no priority.
+            let namespace = if job.namespace == id { String::new() } else { short(&job.namespace) };
+            let priority = if job.priority == 0 { String::new() } else { job.priority.to_string() };
+            vec![id, short(&job.name), namespace, priority, job.state.clone(), job.leases.to_string()]
+        });
         let rows = rows.collect();
         self.title("jobs");
-        self.table(&["job", "name", "leases"], &["leases"], rows);
+        let headings = ["job", "name", "namespace", "priority", "state", "leases"];
+        self.table(&headings, &["priority", "leases"], rows);
     }
 
     fn actors(&mut self, state: &ClusterState) {
@@ -293,6 +330,17 @@ impl Shown {
     }
 }
 
+/// The columns of a line that hold a table which can be read.
+fn least_width(headings: &[&str], rows: &[Vec<&str>], is_whole: impl Fn(&&str) -> bool) -> usize {
+    let letters = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap_or_default();
+    let widths = headings.iter().enumerate().map(|(column, heading)| {
+        let longest = rows.iter().map(|row| letters(row[column])).max().unwrap_or_default();
+        let readable = (longest / 4).clamp(longest.min(READABLE_NAME), READABLE);
+        2 + letters(heading).max(if is_whole(heading) { longest } else { readable })
+    });
+    widths.sum()
+}
+
 /// How much of what there is, in words.
 fn counted(state: &ClusterState) -> Vec<String> {
     let of = |count: usize, one: &str, many: &str| match count {
@@ -313,7 +361,11 @@ fn counted(state: &ClusterState) -> Vec<String> {
     if !marks.is_empty() {
         parts[0] = format!("{} ({})", parts[0], marks.join(", "));
     }
-    parts.push(of(state.jobs.len(), "job", "jobs"));
+    let ended = state.jobs.iter().filter(|job| job.state == "ended").count();
+    parts.push(of(state.jobs.len() - ended, "job", "jobs"));
+    if ended > 0 {
+        parts.push(of(ended, "ended job", "ended jobs"));
+    }
     let mut states: BTreeMap<&str, usize> = BTreeMap::new();
     for actor in state.actors.iter().filter(|actor| actor.state != "alive") {
         *states.entry(&actor.state).or_default() += 1;

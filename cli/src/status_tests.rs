@@ -70,6 +70,15 @@ fn busy() -> ClusterState {
     beta.info.resources.set("licence", Amount::whole(3));
     beta.available = beta.info.resources.clone();
     beta.suspect_secs = Some(12);
+    let job = |id, name: &str, state: &str, leases| JobState {
+        id: JobId(id),
+        name: name.to_owned(),
+        namespace: JobId(id).to_string(),
+        priority: 0,
+        state: state.to_owned(),
+        leases,
+    };
+    let lab = JobState { namespace: "lab".into(), priority: -10, ..job(9, "nightly", "running", 1) };
     let actor = |id: u64, class: &str, state: &str, node: Option<u64>, pid: Option<u32>, restarts| ActorRow {
         id: ActorId(id),
         class_name: class.to_owned(),
@@ -82,7 +91,7 @@ fn busy() -> ClusterState {
     ClusterState {
         uptime_secs: 3 * 3600 + 62,
         nodes: vec![alpha, beta],
-        jobs: vec![JobState { id: JobId(7), name: "sweep".into(), leases: 6 }],
+        jobs: vec![job(7, "sweep", "running", 6), job(8, "wingbeat train digits.py", "ended", 0), lab],
         actors: vec![
             actor(900, "Counter", "alive", Some(42), Some(4711), 0),
             actor(901, "sweep::trial::ParameterServer", "restarting", None, None, 3),
@@ -125,7 +134,7 @@ fn a_busy_cluster_fits_into_eighty_columns() {
     let text = at(&busy(), 80);
     insta::assert_snapshot!(text, @r"
     up 3h 1m 2s
-    2 nodes (1 suspect), 1 job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
+    2 nodes (1 suspect), 2 jobs, 1 ended job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
     used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
 
     nodes (used/total)
@@ -135,8 +144,11 @@ fn a_busy_cluster_fits_into_eighty_columns() {
       node-00000000002b also has 0/3 licence
 
     jobs
-      job               name   leases
-      job-000000000007  sweep       6
+      job               name            namespace  priority  state    leases
+      job-000000000007  sweep                                running       6
+      job-000000000008  wingbeat train                       ended         0
+                        digits.py
+      job-000000000009  nightly         lab             -10  running       1
 
     actors
       actor               class        state       node                pid  restarts
@@ -168,7 +180,7 @@ fn a_busy_cluster_fits_into_eighty_columns() {
 fn a_wide_terminal_has_a_line_for_each_thing() {
     insta::assert_snapshot!(at(&busy(), 200), @r"
     up 3h 1m 2s
-    2 nodes (1 suspect), 1 job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
+    2 nodes (1 suspect), 2 jobs, 1 ended job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
     used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
 
     nodes (used/total)
@@ -178,8 +190,10 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
       node-00000000002b also has 0/3 licence
 
     jobs
-      job               name   leases
-      job-000000000007  sweep       6
+      job               name                      namespace  priority  state    leases
+      job-000000000007  sweep                                          running       6
+      job-000000000008  wingbeat train digits.py                       ended         0
+      job-000000000009  nightly                   lab             -10  running       1
 
     actors
       actor               class            state       node                pid  restarts
@@ -204,6 +218,98 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
 }
 
 #[test]
+fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
+    insta::assert_snapshot!(at(&busy(), 60), @r"
+    up 3h 1m 2s
+    2 nodes (1 suspect), 2 jobs, 1 ended job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
+    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
+
+    nodes (used/total)
+      node    node-00000000002a
+      host    alpha
+      state   alive
+      CPU     5.5/8
+      GPU     1/2
+      memory  4.0/16.0 GiB
+      store   5.0 GiB
+      leases  6
+
+      node    node-00000000002b
+      host    beta
+      state   suspect
+      CPU     0/8
+      memory  0 B/16.0 GiB
+      store   5.0 GiB
+      leases  0
+      node-00000000002b also has 0/3 licence
+
+    jobs
+      job     job-000000000007
+      name    sweep
+      state   running
+      leases  6
+
+      job     job-000000000008
+      name    wingbeat train digits.py
+      state   ended
+      leases  0
+
+      job        job-000000000009
+      name       nightly
+      namespace  lab
+      priority   -10
+      state      running
+      leases     1
+
+    actors
+      actor  actor-000000000384
+      class  Counter
+      state  alive
+      node   node-00000000002a
+      pid    4711
+
+      actor     actor-000000000385
+      class     ParameterServer
+      state     restarting
+      restarts  3
+
+    placement groups
+      group     group-000000000005
+      state     placed
+      strategy  StrictSpread
+      bundles   2
+      nodes     node-00000000002a, node-00000000002b
+
+    quotas
+      namespace  used   limit
+      team       2 CPU  8 CPU
+
+    to look after
+      beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
+
+    waiting (`wingbeat why ID` says more)
+      what   wants  why                     id
+      train      3  each needs 4 CPU, 4     process-000000000011
+                    GPU; no node has that
+                    much: the largest is
+                    alpha with 8 CPU, 2
+                    GPU
+    ");
+}
+
+#[test]
+fn no_line_of_a_table_is_longer_than_the_terminal() {
+    for width in NARROWEST..=120 {
+        let mut shown = Shown { text: String::new(), width };
+        for what in [What::Jobs, What::Actors, What::Groups, What::Quotas, What::Waiting] {
+            shown.list(&busy(), what);
+        }
+        let longest = shown.text.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(usize::from(width)), "{width}: {}", shown.text);
+    }
+}
+
+#[test]
 fn memory_reads_as_people_write_it_and_amounts_as_they_are() {
     const GIB: f64 = (1 << 30) as f64;
     assert_eq!(used_of(MEMORY, 16.0 * GIB, 12.0 * GIB, true), "4.0/16.0 GiB memory");
@@ -220,8 +326,10 @@ fn a_list_is_its_table_alone() {
     };
     insta::assert_snapshot!(list(&busy(), What::Jobs), @r"
     jobs
-      job               name   leases
-      job-000000000007  sweep       6
+      job               name                      namespace  priority  state    leases
+      job-000000000007  sweep                                          running       6
+      job-000000000008  wingbeat train digits.py                       ended         0
+      job-000000000009  nightly                   lab             -10  running       1
     ");
     assert!(list(&busy(), What::Waiting).starts_with("waiting (`wingbeat why ID` says more)\n"));
     assert_eq!(list(&empty(), What::Groups), "no placement groups\n");

@@ -100,13 +100,13 @@ pub(crate) struct TrainArgs {
     #[arg(long)]
     storage: Option<String>,
     /// How many of the newest checkpoints are kept.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = sizes::some)]
     keep: usize,
     /// Also keep the best by a metric: NAME for the largest, NAME:min for the smallest.
     #[arg(long, value_parser = best)]
     keep_best: Option<Best>,
     /// How many of the best are kept.
-    #[arg(long, default_value_t = 1, requires = "keep_best", value_name = "NUMBER")]
+    #[arg(long, default_value_t = 1, requires = "keep_best", value_parser = sizes::some, value_name = "NUMBER")]
     keep_best_count: usize,
     /// Ship this folder to the nodes, and run there: for nodes that have no script at its path.
     #[arg(long)]

@@ -1,3 +1,4 @@
+use std::fmt;
 use std::marker::PhantomData;
 
 use serde::{Deserializer, Serializer};
@@ -195,6 +196,18 @@ impl<Signature> ActorOptions<Signature> {
     pub fn max_concurrency(mut self, calls: u32) -> Self {
         self.options.max_concurrency = Some(calls);
         self
+    }
+}
+
+impl<Signature> Clone for ActorOptions<Signature> {
+    fn clone(&self) -> Self {
+        ActorOptions { class: self.class, options: self.options.clone(), signature: PhantomData }
+    }
+}
+
+impl<Signature> fmt::Debug for ActorOptions<Signature> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActorOptions").field("class", &self.class.path).field("options", &self.options).finish()
     }
 }
 

@@ -6,6 +6,7 @@ use std::pin::Pin;
 
 use wingbeat_core::ByteSize;
 use wingbeat_core::error::Result;
+use wingbeat_net::Token;
 use wingbeat_process::block_on;
 use wingbeat_worker::join::{self, InitOptions};
 
@@ -128,7 +129,7 @@ impl Init {
 
     /// The token of the cluster, of at least 16 bytes; else `WINGBEAT_TOKEN`, `WINGBEAT_TOKEN_FILE`, or this user's own.
     pub fn token(mut self, token: &str) -> Self {
-        self.options.token = Some(token.to_owned());
+        self.options.token = Some(Token::new(token));
         self
     }
 

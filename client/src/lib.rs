@@ -115,14 +115,31 @@ pub use wingbeat_macros::Plain;
 /// # }
 /// ```
 ///
+/// The constructor may be fallible and asynchronous: `async fn new(…) -> Result<Self, E>`. It runs in the actor's process, and again after each
+/// restart. Calls wait until it is done, and fail with its error.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn download(url: String) -> wingbeat::Result<Vec<u8>> { Ok(Vec::new()) }
+/// struct Model { weights: Vec<u8> }
+///
+/// #[wingbeat::actor]
+/// impl Model {
+///     async fn new(url: String) -> wingbeat::Result<Self> {
+///         Ok(Model { weights: download::remote(url).await? })
+///     }
+///     fn size(&self) -> u64 { self.weights.len() as u64 }
+/// }
+/// ```
+///
 /// Options: `num_cpus`, `num_gpus`, `gpu_memory`, `memory`, `resources(…)` and `labels` as of [`remote`](macro@crate::remote), `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
-/// `concurrency_groups(io = 2)`; a method takes `#[method(group = "io")]`, `#[method(max_retries = 3)]` and `#[method(num_returns = 2)]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
+/// `concurrency_groups(io = 2)`, `crate = "…"` as of `remote`; a method takes `#[method(group = "io")]`, `#[method(max_retries = 3)]` and `#[method(num_returns = 2)]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
 ///
 /// The calls of one caller run one after another, in the order in which it made them. With `max_concurrency` above 1 or with
 /// concurrency groups, calls run beside each other, and a later one may come first, also where `&mut self` lets one run at a
 /// time.
 pub use wingbeat_macros::actor;
-/// Runs an `async fn main` on a tokio runtime, and leaves the cluster at its end, so that nothing is left behind.
+/// Runs an `async fn main` on a tokio runtime, and leaves the cluster at its end, so that nothing is left behind. Takes `crate = "…"` as
+/// [`remote`](macro@crate::remote) does.
 pub use wingbeat_macros::main;
 /// Makes a function callable on other processes.
 ///
@@ -130,7 +147,7 @@ pub use wingbeat_macros::main;
 /// `options()`. Arguments, results and errors are types with plain derived serde (no `untagged`, `tag`, `flatten`,
 /// `skip_serializing_if` or `serde_json::Value`, and `skip` of a variant only behind all others); an argument may also be a ref
 /// to one, whose value is then resolved before the call. `impl Iterator` and `impl Stream` come back as an [`ObjectStream`], and the
-/// `E` of a `Result<T, E>` through [`Error::application`]. A tuple is one value; with `num_returns = 2` its two parts are two objects:
+/// `E` of a `Result<T, E>` through [`Error::application`]; that of [`wingbeat::Result<T>`](Result) is an [`Error`]. A tuple is one value; with `num_returns = 2` its two parts are two objects:
 ///
 /// ```no_run
 /// #[wingbeat::remote(num_returns = 2)]
@@ -149,7 +166,8 @@ pub use wingbeat_macros::main;
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
 /// Options: `num_cpus`, `num_gpus`, `gpu_memory` and `memory` (`"8GiB"`, or bytes), `resources(license = 1)`, `labels = "zone=a"`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
-/// `retry_if = f`, `isolated`, `num_returns`, `stream_ahead`.
+/// `retry_if = f`, `isolated`, `num_returns`, `stream_ahead`, and `crate = "path::of::wingbeat"` where no dependency is named `wingbeat`, as
+/// where another crate has it for its users.
 ///
 /// ```no_run
 /// #[wingbeat::remote(num_cpus = 2, max_retries = 5)]

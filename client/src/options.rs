@@ -1,3 +1,4 @@
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use crate::placement::placement_options;
 use crate::shape::{Shape, arities};
 use crate::{ActorRef, IntoArg};
 
+#[derive(Clone)]
 #[allow(clippy::large_enum_variant, reason = "lives for the length of one call")]
 enum Target {
     Function(&'static Function),
@@ -24,6 +26,9 @@ enum Target {
 /// ```no_run
 /// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
 /// let nine = square::options().num_cpus(2.0).max_retries(5).name("three squared").remote(3);
+///
+/// let patient = square::options().max_retries(10);             // for several calls: each takes a clone
+/// let squares: Vec<_> = (0..100u64).map(|x| patient.clone().remote(x)).collect();
 /// ```
 #[must_use = "options do nothing until `.remote(…)` makes the call"]
 pub struct TaskOptions<Signature> {
@@ -151,6 +156,22 @@ impl<Signature> TaskOptions<Signature> {
     pub fn stream_ahead(mut self, items: u32) -> Self {
         self.options.stream_ahead = Some(items);
         self
+    }
+}
+
+impl<Signature> Clone for TaskOptions<Signature> {
+    fn clone(&self) -> Self {
+        TaskOptions { target: self.target.clone(), options: self.options.clone(), signature: PhantomData }
+    }
+}
+
+impl<Signature> fmt::Debug for TaskOptions<Signature> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let called = match &self.target {
+            Target::Function(function) => function.path,
+            Target::Method(_, method) => method.path,
+        };
+        f.debug_struct("TaskOptions").field("called", &called).field("options", &self.options).finish()
     }
 }
 

@@ -21,6 +21,8 @@ pub enum QueueError {
     Full,
     /// There is nothing in it (now, or within the time allowed).
     Empty,
+    /// It was closed: nothing more is put into it, and of [`get`](Queue::get), nothing is left in it.
+    Closed,
 }
 
 impl fmt::Display for QueueError {
@@ -28,6 +30,7 @@ impl fmt::Display for QueueError {
         f.write_str(match self {
             QueueError::Full => "the queue is full",
             QueueError::Empty => "the queue is empty",
+            QueueError::Closed => "the queue is closed",
         })
     }
 }
@@ -42,8 +45,14 @@ struct Item {
     refs: Vec<KeptRef>,
 }
 
+#[derive(Default)]
+struct QueueState {
+    items: VecDeque<Item>,
+    is_closed: bool,
+}
+
 struct QueueActor {
-    items: Mutex<VecDeque<Item>>,
+    state: Mutex<QueueState>,
     capacity: usize,
     changed: Notify,
 }
@@ -53,39 +62,58 @@ struct QueueActor {
 #[crate::actor(concurrency_groups(get = 1000, put = 1000))]
 impl QueueActor {
     fn new(capacity: u64) -> Self {
-        QueueActor { items: Mutex::default(), capacity: capacity as usize, changed: Notify::new() }
+        QueueActor { state: Mutex::default(), capacity: capacity as usize, changed: Notify::new() }
     }
 
     #[method(group = "put")]
     async fn put(&self, item: Item, wait_ms: Option<u64>) -> Result<(), QueueError> {
         let mut item = Some(item);
-        self.within(wait_ms, || self.try_put(&mut item)).await.ok_or(QueueError::Full)
+        self.within(wait_ms, || self.try_put(&mut item)).await.unwrap_or(Err(QueueError::Full))
     }
 
     #[method(group = "get")]
     async fn get(&self, wait_ms: Option<u64>) -> Result<Item, QueueError> {
-        self.within(wait_ms, || self.items.lock().pop_front()).await.ok_or(QueueError::Empty)
+        self.within(wait_ms, || self.try_get()).await.unwrap_or(Err(QueueError::Empty))
     }
 
     /// An item that was taken for somebody who did not wait for it any more.
     async fn give_back(&self, item: Item) {
-        self.items.lock().push_front(item);
+        self.state.lock().items.push_front(item);
+        self.changed.notify_waiters();
+    }
+
+    async fn close(&self) {
+        self.state.lock().is_closed = true;
         self.changed.notify_waiters();
     }
 
     async fn size(&self) -> u64 {
-        self.items.lock().len() as u64
+        self.state.lock().items.len() as u64
     }
 }
 
 impl QueueActor {
-    fn try_put(&self, item: &mut Option<Item>) -> Option<()> {
-        let mut items = self.items.lock();
-        if self.capacity > 0 && items.len() >= self.capacity {
+    /// None if it has to wait.
+    fn try_put(&self, item: &mut Option<Item>) -> Option<Result<(), QueueError>> {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return Some(Err(QueueError::Closed));
+        }
+        if self.capacity > 0 && state.items.len() >= self.capacity {
             return None;
         }
-        items.push_back(item.take()?);
-        Some(())
+        state.items.push_back(item.take()?);
+        Some(Ok(()))
+    }
+
+    /// None if it has to wait.
+    fn try_get(&self) -> Option<Result<Item, QueueError>> {
+        let mut state = self.state.lock();
+        match state.items.pop_front() {
+            Some(item) => Some(Ok(item)),
+            None if state.is_closed => Some(Err(QueueError::Closed)),
+            None => None,
+        }
     }
 
     /// Tries until it works; with `wait_ms`, for at most so long.
@@ -152,6 +180,22 @@ where
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Producers [`close`](Self::close) it when there is nothing more to come, and its consumers end when they have taken what is left:
+///
+/// ```no_run
+/// # async fn run(queue: wingbeat::Queue<u64>) -> wingbeat::Result<()> {
+/// use wingbeat::QueueError;
+/// loop {
+///     match queue.get().await {
+///         Ok(item) => println!("{item}"),
+///         Err(error) if error.application() == Some(QueueError::Closed) => break,
+///         Err(error) => return Err(error),
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Queue<T> {
@@ -183,6 +227,27 @@ impl<T> Queue<T> {
     pub async fn size(&self) -> Result<u64> {
         self.actor.size().get().await
     }
+
+    /// Takes no more items, from anybody: to put one is [`QueueError::Closed`], also for those who wait for room. What is in the
+    /// queue can still be taken. When nothing is left, to get one is [`QueueError::Closed`], also for those who wait for an item.
+    /// To close a queue again does nothing.
+    ///
+    /// An item that goes back to the queue, because whoever took it did not wait for it any more, may be there only after others
+    /// have heard that nothing is left.
+    ///
+    /// # Errors
+    /// The queue's actor is gone.
+    pub async fn close(&self) -> Result<()> {
+        self.actor.close().get().await
+    }
+
+    /// As [`close`](Self::close), blocking this thread.
+    ///
+    /// # Errors
+    /// As `close`.
+    pub fn close_blocking(&self) -> Result<()> {
+        block_on(self.close())
+    }
 }
 
 impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
@@ -192,7 +257,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// queue only if there was room already.
     ///
     /// # Errors
-    /// The item cannot be encoded, or the queue's actor is gone; or
+    /// The item cannot be encoded, or the queue's actor is gone; `error.application::<QueueError>()` is [`QueueError::Closed`]; or
     /// [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost: then the item may be in the queue.
     pub async fn put(&self, item: &T) -> Result<()> {
         self.putting(item, None).await
@@ -228,7 +293,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// back to the front of the queue.
     ///
     /// # Errors
-    /// The queue's actor is gone; or [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost (a cut of
+    /// The queue's actor is gone; `error.application::<QueueError>()` is [`QueueError::Closed`]; or [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost (a cut of
     /// more than 35 s): then an item that was on its way is lost with it.
     pub async fn get(&self) -> Result<T> {
         self.getting(None).await

@@ -8,6 +8,8 @@ use serde::de::DeserializeOwned;
 use wingbeat_core::error::Result;
 use wingbeat_process::{StreamHandle, Waiting, block_on};
 
+use crate::ObjectRef;
+
 /// The items of a task that is still running, in order. A failure of the task is the last item, and so is an `Err` of its
 /// iterator: where an error is one item among others, wrap it (`Item = MyItem`, an enum of one's own). An item that is there and
 /// cannot be fetched now is [`Error::ObjectUnavailable`](crate::Error::ObjectUnavailable); the next call tries the same one again.
@@ -76,6 +78,37 @@ impl<T: DeserializeOwned + 'static> ObjectStream<T> {
         let Some(session) = self.handle.session().cloned() else { return self.next().await };
         let what = || "the next item of a stream".to_owned();
         session.within(limit, what, async { Ok(self.next().await) }).await.unwrap_or_else(|error| Some(Err(error)))
+    }
+
+    /// A ref to the next item, which stays where it is, unread; none after the last. Pass the ref on to have a large item read where it is
+    /// used. An item that is an error is a ref that fails with it. An error here is that of the stream itself, and the last.
+    ///
+    /// The item counts as taken: the task goes on, and the item is kept as long as somebody has its ref.
+    ///
+    /// ```no_run
+    /// #[wingbeat::remote]
+    /// fn frames(video: String) -> impl Iterator<Item = Vec<u8>> { (0..100).map(|_| vec![0; 1 << 20]) }
+    ///
+    /// #[wingbeat::remote]
+    /// fn faces(frame: Vec<u8>) -> u64 { 0 }
+    ///
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// let mut stream = frames::remote("a.mp4".to_owned());
+    /// let mut found = Vec::new();
+    /// while let Some(frame) = stream.next_ref().await {
+    ///     found.push(faces::remote(frame?));       // no frame comes here
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn next_ref(&mut self) -> Option<Result<ObjectRef<T>>> {
+        let mut waiting = None;
+        std::future::poll_fn(|cx| self.handle.poll_handle(&mut waiting, cx)).await.map(|item| item.map(ObjectRef::new))
+    }
+
+    /// As [`next_ref`](Self::next_ref), blocking this thread.
+    pub fn next_ref_blocking(&mut self) -> Option<Result<ObjectRef<T>>> {
+        block_on(self.next_ref())
     }
 
     fn poll_item(&mut self, waiting: &mut Option<Waiting>, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {

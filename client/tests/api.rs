@@ -67,6 +67,29 @@ impl Echo {
     }
 }
 
+#[wingbeat::remote]
+async fn twice(x: u64) -> wingbeat::Result<u64> {
+    if x == 0 { fails::remote().await } else { Ok(2 * x) }
+}
+
+/// What it begins with comes from a task.
+struct Prepared {
+    begins_with: u64,
+}
+
+#[wingbeat::actor]
+impl Prepared {
+    async fn new(x: u64) -> wingbeat::Result<Self> {
+        Ok(Prepared { begins_with: twice::remote(x).await? })
+    }
+    async fn plus(&self, x: u64) -> wingbeat::Result<u64> {
+        Ok(self.begins_with + twice::remote(x).await?)
+    }
+    fn items(&self) -> impl Iterator<Item = wingbeat::Result<u64>> {
+        (0..self.begins_with).map(Ok).chain([Err(Error::NoSession)])
+    }
+}
+
 struct Busy {
     waiting: AtomicU64,
 }
@@ -90,6 +113,31 @@ impl Busy {
     fn alone(&mut self) -> u64 {
         2
     }
+}
+
+#[test]
+fn what_is_said_of_how_to_join_has_no_secret() {
+    let init = wingbeat::init_at("10.0.0.1:6420").token("0123456789abcdef").env("API_KEY", "sk-42").num_cpus(3);
+    let shown = format!("{init:?} {init:#?}");
+    assert!(shown.contains("10.0.0.1:6420") && shown.contains("API_KEY") && shown.contains("num_cpus"), "{shown}");
+    assert!(!shown.contains("0123456789abcdef") && !shown.contains("sk-42"), "{shown}");
+}
+
+#[test]
+fn tasks_methods_and_constructors_pass_errors_on_as_they_are() {
+    let _local = Local::start();
+    let prepared = Prepared::remote(2);
+    assert_eq!(prepared.plus(3).get_blocking().unwrap(), 10);
+    let error = prepared.plus(0).get_blocking().unwrap_err();
+    assert_eq!(error.application::<String>().as_deref(), Some("no"), "{error}");
+    let mut items = prepared.items();
+    for wanted in 0..4 {
+        assert_eq!(items.next_blocking().unwrap().unwrap(), wanted);
+    }
+    let last = items.next_blocking().unwrap().unwrap_err();
+    assert!(matches!(last.application::<Error>(), Some(Error::NoSession)), "{last}");
+    let error = Prepared::remote(0).plus(1).get_blocking().unwrap_err();
+    assert_eq!(error.application::<String>().as_deref(), Some("no"), "{error}");
 }
 
 #[test]
@@ -133,6 +181,22 @@ fn waiting_for_none_of_none_is_done() {
 }
 
 #[test]
+fn options_are_said_once_and_cloned_for_each_call() {
+    let _local = Local::start();
+    let options = fails::options().name("checked").max_retries(0);
+    assert!(format!("{options:?}").contains("api::fails"), "{options:?}");
+    for call in [options.clone(), options] {
+        let error = call.remote().get_blocking().unwrap_err();
+        assert!(error.to_string().starts_with("checked returned an error"), "{error}");
+    }
+    let options = Echo::options().num_cpus(0.0);
+    assert!(format!("{options:?}").contains("api::Echo"), "{options:?}");
+    let (one, other) = (options.clone().remote(), options.remote());
+    assert_ne!(one.actor().id(), other.actor().id());
+    assert_eq!((one.say(1).get_blocking().unwrap(), other.say(2).get_blocking().unwrap()), (1, 2));
+}
+
+#[test]
 fn a_queue_gives_up_at_once_if_it_is_told_to_try() {
     let _local = Local::start();
     let queue = Queue::<u64>::bounded(1);
@@ -142,6 +206,35 @@ fn a_queue_gives_up_at_once_if_it_is_told_to_try() {
     let full = block_on(queue.try_put(&2)).unwrap_err();
     assert_eq!(full.application::<QueueError>(), Some(QueueError::Full));
     assert_eq!(queue.get_blocking().unwrap(), 1);
+}
+
+#[test]
+fn a_closed_queue_gives_what_is_left_and_then_says_so() {
+    let _local = Local::start();
+    let closed = |error: Error| assert_eq!(error.application::<QueueError>(), Some(QueueError::Closed), "{error}");
+    let queue = Queue::<u64>::bounded(2);
+    block_on(async {
+        queue.put(&1).await.unwrap();
+        queue.put(&2).await.unwrap();
+        let limit = Duration::from_secs(20);
+        let (waits, _) = tokio::join!(queue.put_timeout(&3, limit), async {
+            // It waits for room by then, or is refused at once.
+            queue.size().await.unwrap();
+            queue.close().await.unwrap();
+        });
+        closed(waits.unwrap_err());
+        closed(queue.put(&4).await.unwrap_err());
+        assert_eq!((queue.get().await.unwrap(), queue.get().await.unwrap()), (1, 2), "what is left");
+        closed(queue.get().await.unwrap_err());
+        closed(queue.try_get().await.unwrap_err());
+        queue.close().await.unwrap();
+        let empty = Queue::<u64>::unbounded();
+        let (waits, _) = tokio::join!(empty.get_timeout(limit), async {
+            empty.size().await.unwrap();
+            empty.close().await.unwrap();
+        });
+        closed(waits.unwrap_err());
+    });
 }
 
 #[test]

@@ -59,7 +59,54 @@ macro_rules! remote_returning {
 }
 remote_returning!(checked, Result<u64, String>);
 
+/// `Result` with an error that is named elsewhere.
+mod other_results {
+    type Result<T> = std::result::Result<T, String>;
+
+    #[wingbeat::remote(num_returns = 2)]
+    pub(crate) fn split(x: u64) -> Result<(u64, u64)> {
+        Ok((x / 2, x - x / 2))
+    }
+
+    #[wingbeat::remote(retry_on(String))]
+    pub(crate) fn nothing() -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A crate that has Wingbeat for its users.
+mod facade {
+    pub(crate) use wingbeat as remote_calls;
+}
+
+#[wingbeat::remote(crate = "crate::facade::remote_calls", retry_on(String), max_retries = unlimited)]
+fn through_another_name(x: u64) -> Result<u64, String> {
+    Ok(x)
+}
+
+struct Renamed;
+
+#[wingbeat::actor(crate = "crate::facade::remote_calls", max_concurrency = 2)]
+impl Renamed {
+    async fn new() -> Self {
+        Renamed
+    }
+    fn items(&self, count: u64) -> impl Iterator<Item = u64> {
+        0..count
+    }
+}
+
+mod with_a_main {
+    #[wingbeat::main(crate = "crate::facade::remote_calls")]
+    async fn main() -> wingbeat::Result<()> {
+        Ok(())
+    }
+}
+
 fn the_types_are_those_that_are_written(counter: &CounterHandle) {
     let _: wingbeat::ObjectRef<Counter> = counter.merged(Counter { n: 1 });
     let _: wingbeat::ObjectRef<u64> = checked::remote(1);
+    let _: (wingbeat::ObjectRef<u64>, wingbeat::ObjectRef<u64>) = other_results::split::remote(1);
+    let _: wingbeat::ObjectRef<()> = other_results::nothing::remote();
+    let _: wingbeat::ObjectStream<u64> = Renamed::remote().items(through_another_name::remote(1));
 }

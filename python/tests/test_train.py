@@ -140,10 +140,32 @@ def test_where_a_rank_is_can_be_asked_at_any_time(run, write, own_cluster, binar
     rank = re.search(r"(actor-\w+) +Rank", run("list", "actors", env=own_cluster.env).stdout)[1]
     assert "wingbeat train waits.py" in run("list", "jobs", env=own_cluster.env).stdout
     said = run("stack", rank, env=own_cluster.env).stdout
-    assert re.search(r"program \d+, which it has started", said) and "load_batch" in said, said
+    pid = re.search(r"rank 0 of 1: program (\d+), which it has started", said)[1]
+    job = re.search(r"(job-\w+) +wingbeat train waits.py +running", run("list", "jobs", env=own_cluster.env).stdout)[1]
+    for whose in (rank, pid, job):
+        said = run("stack", whose, env=own_cluster.env).stdout
+        assert "load_batch" in said and "WarmPython" not in said, (whose, said)
     running.send_signal(signal.SIGINT)
     assert running.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
     running.stdout.close()
+    # Its warm Python is left, if it had one.
+    left = run("list", "jobs", env=own_cluster.env).stdout
+    assert left == "no jobs\n" if options else re.search(r"waits.py +ended", left), left
+
+
+def test_a_metric_that_no_checkpoint_has_is_named_once_and_to_keep_none_is_refused(run, write, cluster, tmp_path):
+    script = write("reports.py", """
+        import pathlib
+        from wingbeat import train
+        kept = pathlib.Path(__file__).with_name("kept")
+        kept.mkdir(exist_ok=True)
+        for step in range(3):
+            train.report({"loss": step, "step": step}, checkpoint=kept)
+    """)
+    done = run("train", "--storage", tmp_path / "runs", "--keep-best", "los:min", script, env=cluster)
+    assert done.stderr.count("no checkpoint has the metric `los`: they have loss, step") == 1, done.stderr
+    for wrong in (("--keep", 0), ("--keep-best", "loss", "--keep-best-count", 0)):
+        assert "1 or more" in run("train", *wrong, script, env=cluster, code=2).stderr
 
 
 def test_who_is_no_python_is_not_ended_by_the_question_where_it_is(run, write, own_cluster, binary):

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use wingbeat_tests::{TestCluster, binary};
+use wingbeat_tests::{Daemon, TestCluster, binary};
 
 /// Nobody listens there.
 const NOWHERE: &str = "127.0.0.1:9";
@@ -75,6 +75,45 @@ fn a_cluster_is_named_by_option_variable_and_the_context_in_use_in_this_order() 
         .env_remove("HOME")
         .output();
     assert!(said(&nobody.unwrap()).contains("neither XDG_CONFIG_HOME nor HOME"));
+}
+
+#[test]
+fn an_error_names_the_context_that_the_command_used() {
+    let cluster = TestCluster::start(1, 1).unwrap();
+    let folder = configured(&cluster);
+    let error = |args: &[&str], env: &[(&str, &str)]| {
+        let output = command(folder.path(), args).envs(env.iter().copied()).output().unwrap();
+        assert!(!output.status.success(), "{args:?}");
+        said(&output)
+    };
+    let away = format!("error: context `away` ({NOWHERE}): ");
+    for args in [&["--context", "away", "status"][..], &["train", "--context=away", "train.py"]] {
+        let text = error(args, &[]);
+        assert!(text.starts_with(&away) && text.contains("cannot reach"), "{text}");
+    }
+    assert!(error(&["status"], &[("WINGBEAT_CONTEXT", "away")]).starts_with(&away));
+    let lab = format!("error: context `lab` ({}): ", cluster.address());
+    let text = error(&["--context", "lab", "why", "node-00000000000000ff"], &[]);
+    assert!(text.starts_with(&lab) && text.contains("not known"), "{text}");
+    let text = error(&["--context", "lab", "status", "--address", NOWHERE], &[]);
+    assert!(!text.contains("context"), "the option --address goes before: {text}");
+}
+
+#[test]
+fn a_worker_joins_the_head_of_a_context_and_a_head_has_none() {
+    let cluster = TestCluster::start(0, 0).unwrap();
+    let folder = configured(&cluster);
+    let mut command_line = command(folder.path(), &["--context", "lab", "worker", "--num-cpus", "3"]);
+    let worker = Daemon::start(command_line.stdin(Stdio::null())).unwrap();
+    let said_so = worker.wait_for("joined").unwrap();
+    assert!(said_so.contains(cluster.address()), "{said_so}");
+    assert_eq!(cluster.state().unwrap()["nodes"].as_array().unwrap().len(), 1);
+    drop(worker);
+    let refused = |args: &[&str]| said(&command(folder.path(), args).output().unwrap());
+    let text = refused(&["worker", "--num-cpus", "3"]);
+    assert!(text.contains("no head is named") && text.contains("--context NAME"), "{text}");
+    let text = refused(&["--context", "lab", "head"]);
+    assert!(text.contains("takes no --context") && text.contains("--host"), "{text}");
 }
 
 #[test]

@@ -221,6 +221,9 @@ const ROWS: &[Program] = &[
 const ELSEWHERE: &[(&str, &str)] = &[
     // Needs a device that something holds which has thrown its parents away.
     ("HeadMessage::DevicesHeld", "simulator"),
+    // People ask for it.
+    ("HeadRequest::ProcessesOfJob", "stack: a_job_is_all_of_its_processes_and_a_process_below_one_is_found"),
+    ("NodeRequest::ProcessAbove", "stack: a_job_is_all_of_its_processes_and_a_process_below_one_is_found"),
     // Of a node without memory.
     ("HeadMessage::MemoryShort", "memory: a_node_that_is_short_of_memory_is_shown_until_there_is_enough"),
     // Of a head without a journal.

@@ -53,6 +53,22 @@ impl Reader {
     }
 }
 
+/// Starts a program, and waits for it.
+#[inline(never)]
+fn waits_for_a_program(begun: PathBuf) -> u32 {
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let aside = begun.with_extension("aside");
+    std::fs::write(&aside, child.id().to_string()).unwrap();
+    std::fs::rename(aside, begun).unwrap();
+    child.wait().unwrap();
+    1
+}
+
+#[wingbeat::remote(max_retries = 0)]
+fn starter(begun: PathBuf) -> u32 {
+    waits_for_a_program(begun)
+}
+
 #[wingbeat::remote]
 fn quick() -> u32 {
     1
@@ -100,4 +116,32 @@ fn the_function_in_which_a_task_spins_or_an_actor_sleeps_is_named() {
         assert!(!found && text.contains(why), "{text}");
     }
     spinning.cancel_force();
+}
+
+#[test]
+fn a_job_is_all_of_its_processes_and_a_process_below_one_is_found() {
+    let cluster = TestCluster::start(1, 3).unwrap();
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    let (spins, starts, reads) = (Started::new(), Started::new(), Started::new());
+    let spinning = spinner::remote(spins.path());
+    let starting = starter::remote(starts.path());
+    let detached = Reader::options().name("stays").detached().remote();
+    let reading = detached.read(reads.path());
+    [&spins, &starts, &reads].into_iter().for_each(Started::wait);
+    let child = std::fs::read_to_string(starts.path()).unwrap();
+    let node = cluster.state().unwrap()["nodes"][0]["info"]["id"].as_str().unwrap().to_owned();
+    for pid in [child.clone(), format!("{child}@{node}")] {
+        let (found, text) = stack(&cluster, &pid);
+        assert!(found && text.contains("waits_for_a_program"), "{text}");
+    }
+    let job = cluster.state().unwrap()["jobs"][0]["id"].as_str().unwrap().to_owned();
+    let (found, text) = stack(&cluster, &job);
+    assert!(found && text.contains("waits_for_a_program") && text.contains("spins_for_ever"), "{text}");
+    assert!(!text.contains("reads_for_ever"), "a detached actor outlives the job: {text}");
+    let (found, text) = stack(&cluster, "job-00000000000000ff");
+    assert!(!found && text.contains("not known"), "{text}");
+    detached.actor().kill();
+    drop(reading);
+    spinning.cancel_force();
+    starting.cancel_force();
 }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use common::Local;
-use wingbeat::{Buffer, ObjectRef, ObjectStream, put};
+use wingbeat::{Buffer, NodeId, ObjectRef, ObjectStream, current_node, put};
+use wingbeat_tests::TestCluster;
 
 /// Only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -262,4 +263,44 @@ fn a_stream_that_waits_for_its_consumer_lends_its_cpu() {
     let _local = Local::start(1);
     a_task_for_each_item(counts::options().stream_ahead(2).remote(20));
     a_task_for_each_item(counts_slowly::options().stream_ahead(2).remote(20));
+}
+
+/// Items of 1 MiB, with the node where they are made, and then an error.
+#[wingbeat::remote]
+fn large_items(count: u8) -> impl Iterator<Item = Result<(NodeId, Vec<u8>), String>> {
+    let here = current_node().unwrap();
+    let items = (0..count).map(move |index| Ok((here, vec![index; 1 << 20])));
+    items.chain(std::iter::once_with(|| Err("no more".to_owned())))
+}
+
+/// Where an item was made, where it is read, and what is in it.
+#[wingbeat::remote]
+fn read_there((made, item): (NodeId, Vec<u8>)) -> (NodeId, NodeId, u64) {
+    (made, current_node().unwrap(), item.iter().map(|byte| u64::from(*byte)).sum())
+}
+
+#[test]
+fn a_large_item_goes_on_to_another_node_by_its_ref() {
+    let mut cluster = TestCluster::start(0, 0).unwrap();
+    for name in ["left", "right"] {
+        cluster.add_node(&["--num-cpus", "1", "--resource", &format!("{name}=1")]).unwrap();
+    }
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    let mut stream = large_items::options().resource("left", 1.0).stream_ahead(1).remote(4);
+    let mut read = Vec::new();
+    for _ in 0..3 {
+        let item = stream.next_ref_blocking().unwrap().unwrap();
+        read.push(read_there::options().resource("right", 1.0).remote(item));
+    }
+    // The two ways to take an item do not get in each other's way.
+    let (made, item) = stream.next_blocking().unwrap().unwrap();
+    assert_eq!(item.iter().map(|byte| u64::from(*byte)).sum::<u64>(), 3 << 20);
+    for (index, sum) in wingbeat::get_all_blocking(&read).unwrap().into_iter().enumerate() {
+        let (at, there, sum) = sum;
+        assert_eq!((at, sum), (made, (index as u64) << 20));
+        assert_ne!(there, made);
+    }
+    let error = stream.next_ref_blocking().unwrap().unwrap_err();
+    assert_eq!(error.application::<String>().as_deref(), Some("no more"));
+    assert!(stream.next_ref_blocking().is_none());
 }

@@ -346,6 +346,7 @@ impl TorchTrainer {
     /// The group cannot be placed, a node lacks the script or the interpreter, or a rank failed more often than allowed.
     pub async fn fit(mut self) -> Result<TrainResult, TrainError> {
         self.plan.scaling.check()?;
+        self.plan.keep.check().map_err(TrainError::Invalid)?;
         for (name, shards) in &self.plan.datasets {
             let ranks = self.plan.scaling.ranks();
             if shards.len() != ranks as usize || self.plan.scaling.is_elastic() {
@@ -406,6 +407,7 @@ impl TorchTrainer {
         if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, place.claim()) {
             // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
             let checkpoints = self.listed(claim).await;
+            self.say_what_is_missing(&checkpoints);
             so_far.best_checkpoint = self.plan.keep.best_of(&checkpoints).cloned();
             so_far.checkpoint = checkpoints.last().cloned();
             so_far.checkpoints = checkpoints;
@@ -451,6 +453,13 @@ impl TorchTrainer {
         Vec::new()
     }
 
+    /// Of what these checkpoints were to be kept by.
+    fn say_what_is_missing(&self, checkpoints: &[Checkpoint]) {
+        if let Some(why) = self.plan.keep.missing_best(checkpoints) {
+            (self.plan.on_notice)(&why);
+        }
+    }
+
     async fn attempts(
         &self,
         so_far: &mut SoFar,
@@ -466,6 +475,7 @@ impl TorchTrainer {
                         Some(claim) => self.listed(claim).await,
                         None => Vec::new(),
                     };
+                    self.say_what_is_missing(&checkpoints);
                     return Ok(TrainResult {
                         ranks,
                         attempts: so_far.failures + 1,

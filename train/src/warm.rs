@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wingbeat::{Error, NodeId};
+use wingbeat_core::spec::is_secret;
 
 use crate::package;
 use crate::process::as_outside;
@@ -85,6 +86,8 @@ impl Kind {
         let settings = environment
             .iter()
             .filter(|(name, _)| starts_with_any(name, &READ_AT_START) && !starts_with_any(name, &READ_LATER))
+            // The head writes down what its actor is made of. A rank has its whole environment from its own actor, in any case.
+            .filter(|(name, _)| !is_secret(name))
             .map(|(name, value)| (name.clone(), value.clone()));
         let more = environment.get(MORE_MODULES).map(String::as_str).unwrap_or_default();
         let more = more.split(',').map(str::trim).filter(|name| !name.is_empty());
@@ -229,5 +232,21 @@ pub(crate) async fn start_on(node: u64, kind: Kind, socket: &str) -> Result<Star
             return Ok(started);
         }
         life += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_no_part_of_what_a_warm_python_is() {
+        let environment = |token: &str| {
+            let pairs = [("HF_TOKEN", token), ("HF_HOME", "/models"), ("TORCH_API_KEY", token), ("LANG", "C.UTF-8")];
+            BTreeMap::from(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())))
+        };
+        let kind = Kind::of("python3", &environment("hf_secret"));
+        assert_eq!(kind.settings.keys().collect::<Vec<_>>(), ["HF_HOME", "LANG"]);
+        assert_eq!(kind, Kind::of("python3", &environment("another")), "both are forked from one");
     }
 }

@@ -16,6 +16,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+use wingbeat_core::spec::is_secret;
+
 use crate::start::{BELONGS, VARIABLE};
 use crate::token::TOKEN_VARIABLE;
 
@@ -64,12 +66,10 @@ const PREFIXES: &[&str] = &[
     "WINGBEAT_",
 ];
 
-const SECRETS: &[&str] = &["TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY"];
-
 /// Whether a variable may leave its machine, or be written down, although nobody named it.
 pub fn may_travel(name: &str) -> bool {
     let is_listed = NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-    is_listed && !SECRETS.iter().any(|secret| name.contains(secret))
+    is_listed && !is_secret(name)
 }
 
 type Variables = BTreeMap<String, String>;

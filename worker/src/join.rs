@@ -1,6 +1,7 @@
 //! How a driver joins a cluster, or starts a private one inside its own process.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use wingbeat_core::error::Error;
 use wingbeat_core::names;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
-use wingbeat_core::spec::{Address, Executable, JobSpec};
+use wingbeat_core::spec::{Address, Executable, JobSpec, variable_names};
 use wingbeat_core::{Amount, ClusterId, JobId, ProcessId, ResourceSet};
 use wingbeat_net::Token;
 use wingbeat_net::address::{self, Stream};
@@ -40,14 +41,14 @@ pub const ADDRESS_VARIABLE: &str = "WINGBEAT_ADDRESS";
 const TOKEN_OPTION: &str = "init().token(..)";
 
 /// How a driver joins. A field for each option.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct InitOptions {
     /// The head, as `host:port` or a list of such; else `WINGBEAT_ADDRESS`; else a private cluster is started.
     pub address: Option<String>,
     /// Whether a private cluster is started whatever `WINGBEAT_ADDRESS` says.
     pub private: bool,
     /// The token; else `WINGBEAT_TOKEN`, `WINGBEAT_TOKEN_FILE`, or the user's own.
-    pub token: Option<String>,
+    pub token: Option<Token>,
     /// CPUs of a private cluster; as many as there are if nothing is said.
     pub num_cpus: Option<u32>,
     /// GPUs of a private cluster.
@@ -78,6 +79,51 @@ pub struct InitOptions {
     pub own_store: Option<u64>,
     /// Whether the session becomes the one of the whole process.
     pub global: bool,
+}
+
+/// Without the values of variables, which may be secrets: programs write this to logs.
+impl fmt::Debug for InitOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // All of them, so that a new one is not forgotten.
+        let InitOptions {
+            address,
+            private,
+            token,
+            num_cpus,
+            num_gpus,
+            resources,
+            object_store_memory,
+            memory_threshold,
+            namespace,
+            priority,
+            name,
+            env,
+            working_dir,
+            log_to_driver,
+            output,
+            own_store,
+            global,
+        } = self;
+        f.debug_struct("InitOptions")
+            .field("address", address)
+            .field("private", private)
+            .field("token", token)
+            .field("num_cpus", num_cpus)
+            .field("num_gpus", num_gpus)
+            .field("resources", resources)
+            .field("object_store_memory", object_store_memory)
+            .field("memory_threshold", memory_threshold)
+            .field("namespace", namespace)
+            .field("priority", priority)
+            .field("name", name)
+            .field("env", &variable_names(env))
+            .field("working_dir", working_dir)
+            .field("log_to_driver", log_to_driver)
+            .field("output", output)
+            .field("own_store", own_store)
+            .field("global", global)
+            .finish()
+    }
 }
 
 impl Default for InitOptions {
@@ -123,7 +169,7 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
     }
     // Also where a private cluster does not need it: the same program may join another one day.
     if let Some(token) = &options.token {
-        Token::checked(token, TOKEN_OPTION)?;
+        Token::checked(token.reveal(), TOKEN_OPTION)?;
     }
     let of_environment = || std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty() && !options.private);
     let address = options.address.clone().or_else(of_environment);
@@ -223,7 +269,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
 
 async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result<Session, Error> {
     let token = match &options.token {
-        Some(token) => Token::checked(token, TOKEN_OPTION)?,
+        Some(token) => Token::checked(token.reveal(), TOKEN_OPTION)?,
         None => match token::given(None)? {
             Some(token) => token,
             None => token::own()?,

@@ -5,6 +5,7 @@ use quote::{ToTokens, format_ident, quote};
 use syn::{ImplItem, ImplItemFn, ItemImpl, ReturnType, Type, Visibility};
 
 use crate::attributes::{Attributes, Place};
+use crate::crate_path;
 use crate::function::{self, Parameter, Returns};
 
 pub(crate) fn expand(attribute: TokenStream, item: &ItemImpl) -> syn::Result<TokenStream> {
@@ -50,7 +51,9 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemImpl) -> syn::Result<Tok
     let methods: Vec<Method> =
         methods.iter().map(|(function, attributes)| Method::read(function, attributes)).collect::<syn::Result<_>>()?;
     let visibility = &constructor.vis;
-    Ok(generate(&kept, name, visibility, &class, &cell, &construct, &methods))
+    let code = generate(name, visibility, &class, &cell, &construct, &methods);
+    let code = crate_path::renamed(code, class.crate_path.as_ref());
+    Ok(quote!(#kept #code))
 }
 
 /// Names that the macro itself gives to the type or to its handle.
@@ -312,7 +315,6 @@ impl Method {
 }
 
 fn generate(
-    kept: &ItemImpl,
     name: &Ident,
     visibility: &Visibility,
     class: &Attributes,
@@ -356,8 +358,6 @@ fn generate(
         quote!(::wingbeat::__private::Constructing::Done(#finish))
     };
     quote! {
-        #kept
-
         #[doc = #handle_doc]
         #[derive(Clone, Debug)]
         #visibility struct #handle {

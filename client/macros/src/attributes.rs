@@ -5,8 +5,9 @@ use quote::quote;
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, Token, Type};
+use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, Path, Token, Type};
 
+use crate::crate_path;
 use crate::function::{NumReturns, Returns};
 
 /// As many parts of a tuple can be objects of their own.
@@ -38,6 +39,7 @@ impl Place {
                 "isolated",
                 "num_returns",
                 "stream_ahead",
+                crate_path::OPTION,
             ],
             Place::Class => &[
                 "num_cpus",
@@ -50,6 +52,7 @@ impl Place {
                 "max_task_retries",
                 "max_concurrency",
                 "concurrency_groups",
+                crate_path::OPTION,
             ],
             Place::Method => &["group", "max_retries", "num_returns", "stream_ahead"],
         }
@@ -70,6 +73,8 @@ pub(crate) struct Attributes {
     pub groups: Vec<String>,
     /// Several calls may run at a time.
     pub concurrent: bool,
+    /// What `::wingbeat` is called, where it is not that.
+    pub crate_path: Option<Path>,
 }
 
 /// Which errors of a function are tried again.
@@ -128,6 +133,7 @@ impl Attributes {
             self.retry.says = Some(meta.clone());
         }
         match name.as_str() {
+            crate_path::OPTION => self.crate_path = Some(crate_path::read(meta)?),
             "num_cpus" | "num_gpus" => {
                 let value = number(meta)?;
                 if value < 0.0 {

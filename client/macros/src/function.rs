@@ -28,7 +28,7 @@ pub(crate) enum Returns {
     Many(Vec<Type>),
     /// Items of an iterator (`false`) or of an asynchronous stream (`true`).
     Items(Box<Returns>, bool),
-    /// One of the above, or an error.
+    /// One of the above, or an error. Where only another name of the `Result` is written, that stands for the type of the error.
     Fallible(Box<Returns>, Type),
 }
 
@@ -157,11 +157,14 @@ fn of_type(ty: &Type) -> syn::Result<Returns> {
                 let types = type_arguments(&segment.arguments);
                 match types.as_slice() {
                     [ok, error] => Ok(Returns::Fallible(Box::new(of_type(ok)?), error.clone())),
+                    // Another name of a `Result` with its error, as `wingbeat::Result` is: the compiler knows which.
+                    [ok] if !has_no_serde_error(&path.path) => {
+                        Ok(Returns::Fallible(Box::new(of_type(ok)?), ty.clone()))
+                    }
                     _ => Err(syn::Error::new_spanned(
                         ty,
-                        "write both types, Result<T, E>: the caller gets the error back as E, so E must be a serde type. That of \
-                         wingbeat::Result is wingbeat::Error. \
-                         anyhow::Error is none: return Result<T, String>, with .map_err(|error| format!(\"{error:#}\"))",
+                        "write Result<T, E> with a serde type for E, as which the caller gets the error back, or wingbeat::Result<T>. io::Error \
+                         and anyhow::Error are no serde types: return Result<T, String>, with .map_err(|error| format!(\"{error:#}\"))",
                     )),
                 }
             }
@@ -169,6 +172,12 @@ fn of_type(ty: &Type) -> syn::Result<Returns> {
         },
         _ => Ok(Returns::One(ty.clone())),
     }
+}
+
+/// Whether it is one of the names of `Result` that programs often use, and whose errors cannot be sent.
+fn has_no_serde_error(path: &syn::Path) -> bool {
+    let module = path.segments.iter().rev().nth(1);
+    module.is_some_and(|module| ["io", "fmt", "anyhow", "eyre"].iter().any(|name| module.ident == name))
 }
 
 fn type_arguments(arguments: &PathArguments) -> Vec<Type> {
@@ -276,8 +285,19 @@ impl Returns {
             Returns::Fallible(inner, error) => {
                 let finish = inner.finish(&quote!(value));
                 let failed = failed(error);
+                // By another name of a `Result` it may be of a type that is not written.
+                let check = match &**inner {
+                    Returns::One(_) | Returns::Many(_) => {
+                        let ty = inner.value_type();
+                        quote!(let value: #ty = value;)
+                    }
+                    Returns::Items(..) | Returns::Fallible(..) => quote!(),
+                };
                 quote!(match #value {
-                    ::core::result::Result::Ok(value) => #finish,
+                    ::core::result::Result::Ok(value) => {
+                        #check
+                        #finish
+                    }
                     ::core::result::Result::Err(error) => #failed,
                 })
             }
@@ -289,9 +309,12 @@ impl Returns {
         match self {
             Returns::Items(inner, _) => match &**inner {
                 Returns::Fallible(ok, error) => {
-                    let (outgoing, failed) = (ok.outgoing(), failed(error));
+                    let (outgoing, failed, ty) = (ok.outgoing(), failed(error), ok.value_type());
                     quote!(match #item {
-                        ::core::result::Result::Ok(item) => ::core::result::Result::Ok(#outgoing(item)),
+                        ::core::result::Result::Ok(item) => {
+                            let item: #ty = item;
+                            ::core::result::Result::Ok(#outgoing(item))
+                        }
                         ::core::result::Result::Err(error) => #failed,
                     })
                 }

@@ -2,6 +2,7 @@
 
 mod actor;
 mod attributes;
+mod crate_path;
 mod function;
 mod plain;
 mod remote;
@@ -37,11 +38,10 @@ pub fn plain(item: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn main(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let mut item = parse_macro_input!(item as syn::ItemFn);
-    let error = (!attribute.is_empty()).then(|| {
-        let message = "#[wingbeat::main] takes no options; for a runtime of your own, start it in a plain main and \
-                       end with wingbeat::shutdown()";
-        syn::Error::new_spanned(proc_macro2::TokenStream::from(attribute), message).to_compile_error()
-    });
+    let (path, error) = match crate_path::of_main(attribute.into()) {
+        Ok(path) => (path, None),
+        Err(error) => (None, Some(error.to_compile_error())),
+    };
     if item.sig.asyncness.take().is_none() {
         let message = "#[wingbeat::main] is for an `async fn main`; a plain one can call wingbeat::init_blocking()";
         return syn::Error::new_spanned(&item.sig, message).to_compile_error().into();
@@ -53,12 +53,17 @@ pub fn main(attribute: TokenStream, item: TokenStream) -> TokenStream {
     };
     let (attributes, visibility, mut signature) = (&item.attrs, &item.vis, item.sig.clone());
     signature.output = syn::parse_quote!(-> ::std::process::ExitCode);
+    let before = quote! {
+        #[allow(unused_imports)]
+        use ::wingbeat::__private::{EndOfMain as _, ErrorOfMain as _};
+    };
+    let (run, end) = (quote!(::wingbeat::__private::run_main), quote!(::wingbeat::__private::Main));
+    let [before, run, end] = [before, run, end].map(|code| crate_path::renamed(code, path.as_ref()));
     quote! {
         #(#attributes)* #visibility #signature {
-            #[allow(unused_imports)]
-            use ::wingbeat::__private::{EndOfMain as _, ErrorOfMain as _};
-            let output: #output = ::wingbeat::__private::run_main(async #body);
-            (&mut ::wingbeat::__private::Main(::std::option::Option::Some(output))).exit()
+            #before
+            let output: #output = #run(async #body);
+            (&mut #end(::std::option::Option::Some(output))).exit()
         }
         #error
     }

@@ -5,6 +5,7 @@ use quote::quote;
 use syn::ItemFn;
 
 use crate::attributes::{Attributes, Place};
+use crate::crate_path;
 use crate::function::{self, Parameter};
 
 pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<TokenStream> {
@@ -32,9 +33,7 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
     let run = body(item, &parameters, &returns);
     let docs = item.attrs.iter().filter(|attribute| attribute.path().is_ident("doc"));
     let remote_doc = format!("Runs [`{name_text}`] on another process of the cluster; the result arrives in the ref.");
-    Ok(quote! {
-        #item
-
+    let code = quote! {
         #(#docs)*
         #[allow(non_camel_case_types, dead_code)]
         #visibility struct #name {}
@@ -78,7 +77,9 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
                 }
             }
         };
-    })
+    };
+    let code = crate_path::renamed(code, attributes.crate_path.as_ref());
+    Ok(quote!(#item #code))
 }
 
 fn body(item: &ItemFn, parameters: &[Parameter], returns: &function::Returns) -> TokenStream {

@@ -349,7 +349,7 @@ impl StartedCluster {
     fn init_options(&self) -> InitOptions {
         InitOptions {
             address: Some(self.address.to_string()),
-            token: Some(self.token.reveal().to_owned()),
+            token: Some(self.token.clone()),
             global: false,
             // The worker processes of a job have what the job has.
             env: self.env.iter().cloned().collect(),

@@ -34,7 +34,7 @@ pub enum Error {
         backtrace: String,
     },
     /// The worker process ended while the task ran.
-    #[error("the worker process {process} (pid {pid}) of {task} {exit}")]
+    #[error("the worker process {process} (pid {pid}) of {task} {}", .exit.after(*.attempts))]
     WorkerCrashed {
         /// Which task.
         task: String,
@@ -44,12 +44,15 @@ pub enum Error {
         pid: u32,
         /// How it ended.
         exit: Exit,
+        /// How often the task was tried.
+        attempts: u32,
     },
     /// Memory ran out on the node of a task or actor, and its process was ended for that.
     #[error(
-        "{task} (worker process {pid}) was ended: {shortage}\n  What helps: let less of it run at a time (`num_cpus`, or `memory`, which says \
+        "{task} (worker process {pid}) was ended{}: {shortage}\n  What helps: let less of it run at a time (`num_cpus`, or `memory`, which says \
          what each needs), give the node more memory, or give it less to do. `max_memory_retries` is how often a task is tried \
-         again after this"
+         again after this",
+        Attempts(*.attempts)
     )]
     OutOfMemory {
         /// Which task or actor.
@@ -60,6 +63,8 @@ pub enum Error {
         pid: u32,
         /// Who used what.
         shortage: Box<MemoryShortage>,
+        /// How often the task was tried.
+        attempts: u32,
     },
     /// The node of a task, actor or object is gone.
     #[error("{what} was lost with its node {node}: {why}")]
@@ -418,21 +423,26 @@ impl Error {
         }
     }
 
-    /// For what a task has failed with after several attempts: says how many.
+    /// For what the task of this name has failed with after several attempts: says how many.
     #[must_use]
     pub fn after_attempts(mut self, name: &str, attempts: u32) -> Error {
-        let task = match &mut self {
-            Error::Application { task, .. }
-            | Error::Panicked { task, .. }
-            | Error::WorkerCrashed { task, .. }
-            | Error::OutOfMemory { task, .. }
-            | Error::NodeDied { what: task, .. }
-            | Error::ContactLost { what: task, .. } => task,
-            _ => return self,
-        };
-        // What has failed may be another task, whose error this one has passed on.
-        if attempts > 1 && task == name {
-            task.push_str(&format!(" (tried {attempts} times)"));
+        match &mut self {
+            _ if attempts <= 1 => {}
+            Error::Application { task, error: ApplicationError { message: text, .. } }
+            | Error::Panicked { task, message: text, .. }
+            | Error::NodeDied { what: task, why: text, .. }
+            | Error::ContactLost { what: task, why: text, .. }
+                // What has failed may be another task, whose error this one has passed on.
+                if task == name =>
+            {
+                text.push_str(&Attempts(attempts).to_string());
+            }
+            Error::WorkerCrashed { task, attempts: tried, .. } | Error::OutOfMemory { task, attempts: tried, .. }
+                if task == name =>
+            {
+                *tried = attempts;
+            }
+            _ => {}
         }
         self
     }
@@ -480,6 +490,18 @@ impl Error {
     }
 }
 
+/// How often a task was tried, as the last part of what is said of its failure. Nothing of the first attempt.
+pub(crate) struct Attempts(pub u32);
+
+impl std::fmt::Display for Attempts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            0 | 1 => Ok(()),
+            attempts => write!(f, ", after {attempts} attempts"),
+        }
+    }
+}
+
 /// This process, and the whole system, have no descriptors left; the numbers are the same on every Linux.
 const EMFILE: i32 = 24;
 const ENFILE: i32 = 23;
@@ -494,10 +516,26 @@ mod tests {
             let error = Error::NodeDied { what: "fetch".into(), node: NodeId(7), why: "a test".into() };
             error.after_attempts("fetch", attempts).to_string()
         };
-        assert!(lost(4).starts_with("fetch (tried 4 times) was lost"), "{}", lost(4));
-        assert!(lost(1).starts_with("fetch was lost"), "{}", lost(1));
+        assert!(lost(4).ends_with(": a test, after 4 attempts"), "{}", lost(4));
+        assert!(lost(1).ends_with(": a test"), "{}", lost(1));
         let of_another = Error::ContactLost { what: "parse".into(), who: "somebody".into(), why: "a test".into() };
-        assert!(!of_another.after_attempts("fetch", 4).to_string().contains("tried"));
+        assert!(!of_another.after_attempts("fetch", 4).to_string().contains("attempts"));
+    }
+
+    #[test]
+    fn the_task_of_an_error_stays_its_name_however_often_it_was_tried() {
+        let exit = |memory| Exit { code: None, signal: Some(9), stderr: vec!["a line".into()], reason: None, memory };
+        let crashed = exit(None).into_error("fetch".into(), ProcessId(7), 12).after_attempts("fetch", 4);
+        assert_eq!(
+            crashed.to_string(),
+            "the worker process process-000000000007 (pid 12) of fetch was killed by signal 9 (SIGKILL), after 4 attempts; last lines \
+             of its stderr:\n    a line"
+        );
+        assert!(matches!(&crashed, Error::WorkerCrashed { task, attempts: 4, .. } if task == "fetch"));
+        let error = ApplicationError { type_name: "Busy".into(), message: "busy".into(), payload: Payload::default() };
+        let failed = Error::Application { task: "fetch".into(), error }.after_attempts("fetch", 2);
+        assert_eq!(failed.to_string(), "fetch returned an error: busy, after 2 attempts");
+        assert!(matches!(&failed, Error::Application { task, .. } if task == "fetch"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Attempts, Error};
 use crate::ids::*;
 use crate::labels::Selector;
 use crate::memory::MemoryShortage;
@@ -420,7 +420,7 @@ pub enum ActorState {
 }
 
 /// A driver, as it introduces itself.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct JobSpec {
     /// Its id, chosen by the driver.
     pub id: JobId,
@@ -458,6 +458,49 @@ impl JobSpec {
     }
 }
 
+/// Without the values of variables, which may be secrets.
+impl std::fmt::Debug for JobSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let JobSpec { id, name, driver, executable, working_dir, env, local_env, namespace, priority } = self;
+        f.debug_struct("JobSpec")
+            .field("id", id)
+            .field("name", name)
+            .field("driver", driver)
+            .field("executable", executable)
+            .field("working_dir", working_dir)
+            .field("env", &variable_names(env))
+            .field("local_env", &variable_names(local_env))
+            .field("namespace", namespace)
+            .field("priority", priority)
+            .finish()
+    }
+}
+
+/// What `Debug` shows of variables, whose values may be secrets.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use wingbeat_core::spec::variable_names;
+///
+/// let variables = BTreeMap::from([("API_KEY".to_owned(), "abc".to_owned())]);
+/// assert_eq!(format!("{:?}", variable_names(&variables)), r#"["API_KEY"]"#);
+/// ```
+#[must_use]
+pub fn variable_names(variables: &BTreeMap<String, String>) -> Vec<&str> {
+    variables.keys().map(String::as_str).collect()
+}
+
+/// Whether the name of a variable says that its value is a secret.
+///
+/// ```
+/// use wingbeat_core::spec::is_secret;
+/// assert!(is_secret("HF_TOKEN") && is_secret("AWS_ACCESS_KEY_ID") && !is_secret("PATH"));
+/// ```
+#[must_use]
+pub fn is_secret(variable: &str) -> bool {
+    ["TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY"].iter().any(|secret| variable.contains(secret))
+}
+
 /// A program, known by its content.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Executable {
@@ -493,14 +536,25 @@ impl Exit {
     #[must_use]
     pub fn into_error(self, task: String, process: ProcessId, pid: u32) -> Error {
         match self.memory {
-            Some(shortage) => Error::OutOfMemory { task, process, pid, shortage },
-            None => Error::WorkerCrashed { task, process, pid, exit: self },
+            Some(shortage) => Error::OutOfMemory { task, process, pid, shortage, attempts: 1 },
+            None => Error::WorkerCrashed { task, process, pid, exit: self, attempts: 1 },
         }
     }
 }
 
 impl std::fmt::Display for Exit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.write_after(1, f)
+    }
+}
+
+impl Exit {
+    /// How the process of a task ended that was tried so often.
+    pub(crate) fn after(&self, attempts: u32) -> ExitAfter<'_> {
+        ExitAfter(self, attempts)
+    }
+
+    fn write_after(&self, attempts: u32, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.code, self.signal) {
             (_, Some(signal)) => write!(f, "was killed by signal {signal}{}", signal_name(signal))?,
             (Some(code), None) => write!(f, "exited with code {code}")?,
@@ -512,10 +566,20 @@ impl std::fmt::Display for Exit {
         if let Some(shortage) = &self.memory {
             write!(f, " ({shortage})")?;
         }
+        write!(f, "{}", Attempts(attempts))?;
         if !self.stderr.is_empty() {
             write!(f, "; last lines of its stderr:\n    {}", self.stderr.join("\n    "))?;
         }
         Ok(())
+    }
+}
+
+/// An [`Exit`] in the last of several attempts.
+pub(crate) struct ExitAfter<'a>(&'a Exit, u32);
+
+impl std::fmt::Display for ExitAfter<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.write_after(self.1, f)
     }
 }
 

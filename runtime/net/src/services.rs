@@ -37,6 +37,8 @@ pub trait Head {
     async fn explain(subject: Subject) -> Result<Explanation, Error>;
     /// What the threads of the worker process of a task, a call or an actor do.
     async fn stacks(subject: Subject) -> Result<ProcessStacks, Error>;
+    /// The worker processes that run something of a job, but for its detached actors.
+    async fn processes_of_job(job: JobId) -> Result<Vec<ProcessId>, Error>;
     /// Waits until what a job's worker processes have printed so far was shown, on every node.
     async fn settle_output(job: JobId);
     /// Whether the node is part of the cluster. Asked by its worker processes when its daemon is silent.
@@ -72,6 +74,8 @@ pub trait Node {
     async fn seal(object: ObjectId) -> Result<(), Error>;
     /// What the threads of a worker process here do.
     async fn stacks(process: ProcessId) -> Result<ProcessStacks, Error>;
+    /// The worker process here that has started the process with this id, or sees it through.
+    async fn process_above(pid: u32) -> Option<ProcessId>;
     /// Waits until what the job's worker processes here have printed so far was shown.
     async fn settle_output(job: JobId);
     /// Makes the object readable here, from another node or from disk if need be, and pins it for the

@@ -52,7 +52,7 @@ mod tests {
 
     impl Program for Named {
         fn stacks(&self) -> Option<ProgramStacks> {
-            Some(ProgramStacks { pid: 7, stacks: self.0?.to_owned() })
+            Some(ProgramStacks { pid: 7, name: "test".into(), stacks: self.0?.to_owned() })
         }
     }
 

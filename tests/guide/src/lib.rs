@@ -22,6 +22,7 @@ pages! {
     Operations = "../../../docs/guide/operations.md",
     Reference = "../../../docs/guide/reference.md",
     Resources = "../../../docs/guide/resources.md",
+    Sessions = "../../../docs/guide/sessions.md",
     Start = "../../../docs/guide/start.md",
     Tasks = "../../../docs/guide/tasks.md",
     Testing = "../../../docs/guide/testing.md",

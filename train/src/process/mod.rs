@@ -45,7 +45,7 @@ use crate::environment::Environment;
 use crate::error::PythonError;
 use crate::package;
 use scratch::Scratch;
-use stacks::Stacks;
+use stacks::{Seen, Stacks};
 
 /// Events on the way to the driver. A full queue holds up the process's output, as a full pipe would: what is printed then
 /// gathers in the pipe, and comes in larger parts.
@@ -79,6 +79,12 @@ impl Launch {
             Some(stdin) => Ok(stdin),
             None => Ok(File::open("/dev/null")?.into()),
         }
+    }
+
+    /// What it is to people.
+    fn name(&self) -> String {
+        let told = |name: &str| self.env.set.get(name).map_or("?", String::as_str);
+        format!("rank {} of {}", told("RANK"), told("WORLD_SIZE"))
     }
 
     /// Where it runs.
@@ -303,19 +309,22 @@ impl Program for Running {
             State::Runs { reach, stacks, .. } => (reach.pid(), stacks.clone()),
             _ => return None,
         };
-        let said = |stacks: String| Some(ProgramStacks { pid: pid as u32, stacks });
-        if let Some(seen) = stacks.seen(pid) {
-            return said(seen);
-        }
+        let name = stacks.name.clone();
+        let said = |stacks: String| Some(ProgramStacks { pid: pid as u32, name, stacks });
+        let before = match stacks.seen(pid) {
+            Seen::Stacks(seen) => return said(seen),
+            Seen::Nothing => String::new(),
+            Seen::Late => Stacks::late(),
+        };
         if !Stacks::listens(pid) {
-            return said(stacks::SILENT.into());
+            return said(before + stacks::SILENT);
         }
         let from = stacks.end();
         match &*self.state() {
             State::Runs { reach, .. } => reach.ask_stacks(),
             _ => return None,
         }
-        said(stacks.told(from))
+        said(before + &stacks.told(from))
     }
 }
 
@@ -376,7 +385,7 @@ fn supervise(
 ) -> std::io::Result<Outcome> {
     let mut env = launch.env.clone();
     let error = ErrorFile::of(&mut env)?;
-    let stacks = Arc::new(Stacks::new(&launch.python)?);
+    let stacks = Arc::new(Stacks::new(&launch.python, launch.name())?);
     env.set.insert(stacks::VARIABLE.into(), stacks.variable());
     let function = match &launch.target {
         Target::Function(pickled) => Some(Scratch::with("function", pickled)?),

@@ -1,7 +1,8 @@
 //! What the threads of a rank do now: as py-spy sees it, or as Python itself tells it.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::scratch::Scratch;
@@ -11,20 +12,34 @@ pub(super) const VARIABLE: &str = "WINGBEAT_STACKS";
 /// Python writes its stacks at once: two looks of the same length are the end.
 const STEP: Duration = Duration::from_millis(20);
 const LIMIT: Duration = Duration::from_secs(3);
+/// How long py-spy may take. It has been seen to wait for ever for a process that does not stop.
+const PY_SPY_LIMIT: Duration = Duration::from_secs(10);
 /// What is said of a process that says nothing.
 pub(super) const SILENT: &str = "it does not tell its stacks: it is not Python, or has not begun yet";
 
 pub(super) struct Stacks {
+    /// Whose they are, for people.
+    pub(super) name: String,
     told: Scratch,
     py_spy: PathBuf,
 }
 
+/// What py-spy has said.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    Stacks(String),
+    /// It is not installed, or may not look.
+    Nothing,
+    /// It did not end in time, and was ended.
+    Late,
+}
+
 impl Stacks {
-    /// For a rank that runs with this interpreter.
-    pub(super) fn new(python: &str) -> std::io::Result<Stacks> {
+    /// For a rank of this name that runs with this interpreter.
+    pub(super) fn new(python: &str, name: String) -> std::io::Result<Stacks> {
         let beside = Path::new(python).with_file_name("py-spy");
         let py_spy = if beside.is_file() { beside } else { "py-spy".into() };
-        Ok(Stacks { told: Scratch::new("stacks")?, py_spy })
+        Ok(Stacks { name, told: Scratch::new("stacks")?, py_spy })
     }
 
     /// The signal that asks Python: one that nobody else uses.
@@ -46,10 +61,40 @@ impl Stacks {
     }
 
     /// What py-spy sees, where it is installed and may look: it also sees threads that Python's own handler cannot reach.
-    pub(super) fn seen(&self, pid: i32) -> Option<String> {
-        let seen = Command::new(&self.py_spy).args(["dump", "--pid", &pid.to_string()]).output().ok()?;
-        let text = String::from_utf8_lossy(&seen.stdout).into_owned();
-        (seen.status.success() && text.contains("Thread")).then_some(text)
+    pub(super) fn seen(&self, pid: i32) -> Seen {
+        self.seen_within(pid, PY_SPY_LIMIT).unwrap_or(Seen::Nothing)
+    }
+
+    fn seen_within(&self, pid: i32, limit: Duration) -> Option<Seen> {
+        let mut command = Command::new(&self.py_spy);
+        command.args(["dump", "--pid", &pid.to_string()]);
+        let mut py_spy = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+        // It says more than a pipe holds.
+        let mut said = py_spy.stdout.take()?;
+        let reading = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            said.read_to_end(&mut text).map(|_| text)
+        });
+        let begun = Instant::now();
+        let status = loop {
+            match py_spy.try_wait().ok()? {
+                Some(status) => break status,
+                None if begun.elapsed() < limit => std::thread::sleep(STEP),
+                None => {
+                    // What it had stopped goes on. The thread ends with the pipe, which a child of it may have, too.
+                    py_spy.kill().ok()?;
+                    py_spy.wait().ok()?;
+                    return Some(Seen::Late);
+                }
+            }
+        };
+        let text = String::from_utf8_lossy(&reading.join().ok()?.ok()?).into_owned();
+        Some(if status.success() && text.contains("Thread") { Seen::Stacks(text) } else { Seen::Nothing })
+    }
+
+    /// What is said before what Python says, where py-spy was late.
+    pub(super) fn late() -> String {
+        format!("py-spy has not answered for {} s and was ended; Python itself says:\n", PY_SPY_LIMIT.as_secs())
     }
 
     /// Where Python will write when it is asked next.
@@ -86,5 +131,22 @@ mod tests {
         drop(other.stdin.take());
         other.wait().unwrap();
         assert!(!Stacks::listens(-1));
+    }
+
+    /// What a py-spy that is this script says.
+    fn said_by(script: &str) -> Option<Seen> {
+        let folder = tempfile::tempdir().unwrap();
+        let py_spy = folder.path().join("py-spy");
+        std::fs::write(&py_spy, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&py_spy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let python = folder.path().join("python").display().to_string();
+        Stacks::new(&python, "rank 0 of 1".into()).unwrap().seen_within(1, Duration::from_millis(500))
+    }
+
+    #[test]
+    fn a_py_spy_that_does_not_answer_is_ended() {
+        assert_eq!(said_by("exec sleep 1000"), Some(Seen::Late));
+        assert_eq!(said_by("echo Thread 1; sleep 0.1; echo in f"), Some(Seen::Stacks("Thread 1\nin f\n".into())));
+        assert_eq!(said_by("echo 'Permission denied'; exit 1"), Some(Seen::Nothing));
     }
 }

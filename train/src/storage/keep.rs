@@ -1,5 +1,7 @@
 //! Which checkpoints are kept.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::Checkpoint;
@@ -13,7 +15,7 @@ use super::Checkpoint;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Keep {
-    /// The newest of them, at least one.
+    /// The newest of them: one or more, since a run that is started again goes on from the newest.
     pub newest: usize,
     /// And the best by this metric.
     pub best: Option<Best>,
@@ -27,7 +29,7 @@ pub struct Best {
     pub metric: String,
     /// Which values are better.
     pub order: BestOrder,
-    /// How many of the best are kept, at least one.
+    /// How many of the best are kept: one or more.
     pub count: usize,
 }
 
@@ -47,7 +49,7 @@ impl Best {
         Best { metric: metric.to_owned(), order, count: 1 }
     }
 
-    /// So many of the best.
+    /// So many of the best: one or more.
     #[must_use]
     pub fn count(mut self, count: usize) -> Best {
         self.count = count;
@@ -62,7 +64,7 @@ impl Default for Keep {
 }
 
 impl Keep {
-    /// So many of the newest, at least one.
+    /// So many of the newest: one or more.
     pub fn newest(count: usize) -> Keep {
         Keep { newest: count, best: None }
     }
@@ -72,6 +74,42 @@ impl Keep {
     pub fn best(mut self, best: Best) -> Keep {
         self.best = Some(best);
         self
+    }
+
+    /// Refuses numbers that would keep nothing.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.newest == 0 {
+            return Err(
+                "to keep 0 of the newest checkpoints would lose the one that a run goes on from: keep 1 or more"
+                    .to_owned(),
+            );
+        }
+        match &self.best {
+            Some(Best { metric, count: 0, .. }) => Err(format!(
+                "to keep 0 of the best checkpoints by `{metric}` keeps none of them: keep 1 or more, or name no metric"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why none of the checkpoints that a run has left is the best one, if it was to keep that.
+    pub(crate) fn missing_best(&self, checkpoints: &[Checkpoint]) -> Option<String> {
+        let metric = &self.best.as_ref()?.metric;
+        if checkpoints.is_empty() || self.best_of(checkpoints).is_some() {
+            return None;
+        }
+        let rest = "the newest were kept instead of the best";
+        if checkpoints.iter().any(|checkpoint| checkpoint.metrics.contains_key(metric)) {
+            return Some(format!("the metric `{metric}` is NaN in every checkpoint: {rest}"));
+        }
+        let known: BTreeSet<&str> =
+            checkpoints.iter().flat_map(|checkpoint| checkpoint.metrics.keys()).map(String::as_str).collect();
+        let known: Vec<&str> = known.into_iter().collect();
+        let there = match known[..] {
+            [] => "no metrics were reported with them".to_owned(),
+            _ => format!("they have {}", known.join(", ")),
+        };
+        Some(format!("no checkpoint has the metric `{metric}`: {there}; {rest}"))
     }
 
     /// The best of these; none if no metric was named, or none has it.
@@ -95,10 +133,11 @@ impl Keep {
     /// Those that are not kept, of all, in the order of their numbers. The newest stand for the best as far as none has the metric, whose name may
     /// be mistyped: what is deleted is gone.
     pub(super) fn outdated<'a>(&self, checkpoints: &'a [Checkpoint]) -> Vec<&'a Checkpoint> {
-        let count = self.best.as_ref().map_or(0, |best| best.count.max(1));
+        let count = self.best.as_ref().map_or(0, |best| best.count);
         let ranked = self.ranked(checkpoints);
         let best: Vec<u64> = ranked.iter().take(count).map(|best| best.number).collect();
         let newest = if ranked.is_empty() { self.newest.max(count) } else { self.newest };
+        // A run refuses 0. Here, nothing is deleted by mistake.
         let old = checkpoints.len().saturating_sub(newest.max(1));
         checkpoints[..old].iter().filter(|checkpoint| !best.contains(&checkpoint.number)).collect()
     }

@@ -26,6 +26,31 @@ fn the_newest_and_the_best_are_kept() {
     assert_eq!(keep.outdated(&same).iter().map(|old| old.number).collect::<Vec<_>>(), [1], "of equal ones the newest");
 }
 
+#[test]
+fn to_keep_none_is_refused_with_what_to_keep() {
+    let wrong = |keep: Keep| keep.check().unwrap_err();
+    assert!(wrong(Keep::newest(0)).contains("0 of the newest checkpoints"));
+    let best = Best::of("loss", BestOrder::Min);
+    assert!(wrong(Keep::newest(1).best(best.clone().count(0))).contains("0 of the best checkpoints by `loss`"));
+    assert_eq!(Keep::newest(1).best(best).check(), Ok(()));
+}
+
+#[test]
+fn a_metric_that_no_checkpoint_has_is_named_with_those_that_there_are() {
+    let missing =
+        |metric: &str, all: &[Checkpoint]| Keep::newest(1).best(Best::of(metric, BestOrder::Min)).missing_best(all);
+    let all = [checkpoint(1, 0.5), checkpoint(2, f64::NAN)];
+    assert_eq!(
+        missing("los", &all).unwrap(),
+        "no checkpoint has the metric `los`: they have loss; the newest were kept instead of the best"
+    );
+    assert!(missing("loss", &all[1..]).unwrap().contains("`loss` is NaN in every checkpoint"));
+    assert_eq!((missing("loss", &all), missing("los", &[])), (None, None));
+    assert_eq!(Keep::newest(1).missing_best(&all), None, "nobody asked for the best");
+    let bare = Checkpoint { metrics: BTreeMap::new(), ..checkpoint(1, 0.5) };
+    assert!(missing("loss", &[bare]).unwrap().contains("no metrics were reported with them"));
+}
+
 #[tokio::test]
 async fn what_is_not_complete_is_not_there() {
     let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

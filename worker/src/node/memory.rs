@@ -272,6 +272,17 @@ impl Daemon {
         Some(Look { sample, largest })
     }
 
+    /// The worker process that has started the process with this id, or sees it through.
+    pub(super) fn process_above(&self, pid: u32) -> Option<ProcessId> {
+        let workers = self.workers_by_memory();
+        // A rank is forked from a process of another worker process, so that its keeper is looked for first.
+        let is_it = |pid: &u32| {
+            let program = workers.iter().find(|worker| worker.program == Some(*pid));
+            program.or_else(|| workers.iter().find(|worker| worker.pid == *pid)).map(|worker| worker.user.process)
+        };
+        std::iter::successors(Some(pid), |pid| parent_of(*pid)).find_map(|pid| is_it(&pid))
+    }
+
     fn workers_by_memory(&self) -> Vec<Worker> {
         let pool = self.pool.lock();
         let mut workers = Vec::new();
@@ -352,6 +363,11 @@ fn process(pid: u32, page: u64) -> Option<Process> {
     let mut numbers = statm.split_whitespace().skip(1).map_while(|number| number.parse::<u64>().ok());
     let (resident, shared) = (numbers.next()?, numbers.next()?);
     Some(Process { parent, started, command: command.to_owned(), bytes: resident.saturating_sub(shared) * page })
+}
+
+/// The process that has started this one, or has taken its children in.
+fn parent_of(pid: u32) -> Option<u32> {
+    process(pid, 0).map(|process| process.parent).filter(|parent| *parent != pid)
 }
 
 /// Counts what each process has as that of the worker process that has started it, or sees it through. Answers with whose each is, by its place.

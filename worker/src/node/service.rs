@@ -207,6 +207,10 @@ impl wingbeat_net::services::Node for NodeService {
         self.daemon.stacks_of(process).await
     }
 
+    async fn process_above(self, _: Context, pid: u32) -> Option<ProcessId> {
+        self.daemon.process_above(pid)
+    }
+
     async fn settle_output(self, _: Context, job: JobId) {
         self.daemon.settle_output(job).await;
     }

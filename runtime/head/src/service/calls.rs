@@ -15,7 +15,7 @@ use wingbeat_net::messages::{
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
-use super::{OUTPUT_LIMIT, Shell, UNCHANGED, but, peers};
+use super::{OUTPUT_LIMIT, Shell, UNCHANGED, but, peers, unknown};
 use crate::state::{Drained, Event, Fact, KeptActor, Speaker, State};
 
 /// The service for one connection; it knows who is on the other side.
@@ -291,6 +291,11 @@ impl wingbeat_net::services::Head for Service {
 
     async fn stacks(self, _: Context, subject: Subject) -> Result<ProcessStacks, Error> {
         self.shell.stacks(subject).await
+    }
+
+    async fn processes_of_job(self, _: Context, job: JobId) -> Result<Vec<ProcessId>, Error> {
+        let processes = self.shell.inside.lock().state.processes_of_job(job);
+        processes.ok_or_else(|| unknown(&job.to_string()))
     }
 
     async fn find_actor(self, _: Context, name: ScopedName) -> Result<ActorInfo, Error> {

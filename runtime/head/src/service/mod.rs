@@ -503,7 +503,10 @@ impl Shell {
             }
             Subject::Pid(pid, node) => {
                 let found = self.inside.lock().state.process_with_pid(pid, node);
-                Ok(found.map_err(|what| Error::InvalidArgument { what })?)
+                match found.map_err(|what| Error::InvalidArgument { what })? {
+                    Some(found) => Ok(found),
+                    None => Ok(self.process_above(pid, node).await?),
+                }
             }
             Subject::Node(_) | Subject::PlacementGroup(_) => {
                 let what = format!("{subject} has no threads; name a task, an object, an actor, or a process");
@@ -514,6 +517,26 @@ impl Shell {
         let client = self.inside.lock().nodes.get(&node).map(|peer| peer.client.clone());
         let client = client.ok_or_else(|| unknown(&format!("{node}, which is lost or cut off,")))?;
         mux::answered(client.stacks(mux::within(STACKS_LIMIT), process).await, "the node of the process")?
+    }
+
+    /// The worker process that has started the process with this id, or sees it through, as the nodes know, or this node.
+    async fn process_above(&self, pid: u32, on: Option<NodeId>) -> Result<(ProcessId, NodeId), Error> {
+        let invalid = |what: String| Error::InvalidArgument { what };
+        let nodes: Vec<_> = {
+            let inside = self.inside.lock();
+            let asked = inside.nodes.iter().filter(|(node, _)| on.is_none_or(|on| on == **node));
+            asked.map(|(node, peer)| (*node, peer.client.clone())).collect()
+        };
+        let answers = nodes.into_iter().map(|(node, client)| async move {
+            // Where a node does not answer, it may be there; others are shown all the same.
+            let process = client.process_above(mux::within(EXPLAIN_LIMIT), pid).await.ok().flatten()?;
+            Some((process, node))
+        });
+        let found = futures::future::join_all(answers).await.into_iter().flatten().collect();
+        let found = crate::state::the_one_with_pid(pid, found).map_err(invalid)?;
+        found.ok_or_else(|| {
+            invalid(format!("no worker process has the process id {pid}, and none has started the process that has it"))
+        })
     }
 
     /// Why something waits. A task's owner says how far it knows; the scheduler goes on from there.

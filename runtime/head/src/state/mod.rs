@@ -69,6 +69,7 @@ pub use recorded::{Beginning, Input};
 pub(crate) use recovery::Absentee;
 use shapes::Shapes;
 use waits::{Circle, Waits};
+pub(crate) use why::the_one_with_pid;
 
 /// Milliseconds since the head started.
 pub type Millis = u64;

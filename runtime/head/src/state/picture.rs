@@ -101,6 +101,9 @@ impl Taking {
         let jobs = state.jobs.values().map(|job| JobState {
             id: job.spec.id,
             name: job.spec.name.clone(),
+            namespace: job.spec.namespace.clone(),
+            priority: job.spec.priority,
+            state: if job.is_over { "ended" } else { "running" }.to_owned(),
             leases: self.leases.get(&job.spec.id).copied().unwrap_or_default(),
         });
         self.picture.jobs = jobs.collect();

@@ -1,6 +1,6 @@
 //! Why something waits: from what the scheduler itself looks at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::resources::GPU;
 use wingbeat_core::spec::{Shape, Strategy};
@@ -63,7 +63,7 @@ impl State {
             Subject::PlacementGroup(id) => self.explain_group(id)?,
             Subject::Node(id) => self.explain_node(id)?,
             Subject::Process(id) => self.explain_process(id)?,
-            Subject::Pid(pid, node) => self.explain_process(self.process_with_pid(pid, node).ok()?.0)?,
+            Subject::Pid(pid, node) => self.explain_process(self.process_with_pid(pid, node).ok()??.0)?,
             // Its owner knows it.
             Subject::Task(_) => return None,
         };
@@ -127,24 +127,28 @@ impl State {
         }
     }
 
-    /// The worker process with this process id that serves a lease.
+    /// The worker processes that run something of a job, but for those of its detached actors, which outlive it. None if there is no such job.
+    #[must_use]
+    pub fn processes_of_job(&self, id: JobId) -> Option<Vec<ProcessId>> {
+        self.jobs.get(&id)?;
+        let rows = self.actors.rows_after(None).filter(|row| row.spec.job == id && row.spec.detached);
+        let detached = rows.filter_map(|row| self.process_of_actor(row.spec.id)).map(|(process, _)| process);
+        let detached: BTreeSet<ProcessId> = detached.collect();
+        let leases = self.leases.leases.values().filter(|lease| lease.job == id);
+        let processes: BTreeSet<ProcessId> = leases.filter_map(|lease| Some(lease.server()?.0)).collect();
+        Some(processes.difference(&detached).copied().collect())
+    }
+
+    /// The worker process with this process id that serves a lease, if there is one.
     ///
     /// # Errors
-    /// There is none, or on several nodes; in words.
-    pub fn process_with_pid(&self, pid: u32, on: Option<NodeId>) -> Result<(ProcessId, NodeId), String> {
+    /// There are several, on several nodes; in words.
+    pub fn process_with_pid(&self, pid: u32, on: Option<NodeId>) -> Result<Option<(ProcessId, NodeId)>, String> {
         let leases = self.leases.leases.values().filter(|lease| on.is_none_or(|node| lease.taken.node == node));
         let found = leases
             .filter_map(|lease| lease.server().filter(|(_, other)| *other == pid).map(|(process, _)| (process, lease)));
         let found: BTreeMap<ProcessId, NodeId> = found.map(|(process, lease)| (process, lease.taken.node)).collect();
-        let Some((process, node)) = found.first_key_value() else {
-            return Err(format!("no worker process with the process id {pid} runs a task or an actor now"));
-        };
-        if found.len() > 1 {
-            let nodes: Vec<String> = found.values().map(|node| format!("{pid}@{node}")).collect();
-            let which = nodes.join(" or ");
-            return Err(format!("worker processes of several nodes have the process id {pid}; name one as {which}"));
-        }
-        Ok((*process, *node))
+        the_one_with_pid(pid, found)
     }
 
     /// Goes on explaining a task on a lease.
@@ -775,4 +779,20 @@ fn gib(bytes: u64) -> String {
         bytes if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
         bytes => format!("{bytes} bytes"),
     }
+}
+
+/// The only one of these, if there is one.
+///
+/// # Errors
+/// There are several, on several nodes; in words.
+pub(crate) fn the_one_with_pid(
+    pid: u32,
+    found: BTreeMap<ProcessId, NodeId>,
+) -> Result<Option<(ProcessId, NodeId)>, String> {
+    if found.len() > 1 {
+        let nodes: Vec<String> = found.values().map(|node| format!("{pid}@{node}")).collect();
+        let which = nodes.join(" or ");
+        return Err(format!("processes of several nodes have the process id {pid}; name one as {which}"));
+    }
+    Ok(found.into_iter().next())
 }

@@ -117,10 +117,10 @@ macro_rules! requests {
 
 requests!(HeadRequest {
     Resume, JoinNode, JoinJob, CreateActor, FindActor, CreatePlacementGroup, RemovePlacementGroup, FindPlacementGroup, SetQuota,
-    DrainNode, Explain, SettleOutput, KnowsNode, HasEnded, ReadProgram, State, Stacks, Follow, Stop,
+    DrainNode, Explain, SettleOutput, KnowsNode, HasEnded, ReadProgram, State, Stacks, ProcessesOfJob, Follow, Stop,
 } batches { Deliver { messages } of HeadMessage });
 requests!(NodeRequest {
-    RegisterWorker, Create, Seal, SettleOutput, Fetch, Stacks, ReadKept, Support, Elect,
+    RegisterWorker, Create, Seal, SettleOutput, Fetch, Stacks, ProcessAbove, ReadKept, Support, Elect,
 } batches { Deliver { messages } of NodeMessage, Orders { messages } of NodeMessage });
 requests!(ProcessRequest {
     Logs, ExplainTask, ReadExecutable, Stacks, Keeps,

@@ -22,6 +22,8 @@ pub struct ProcessStacks {
 pub struct ProgramStacks {
     /// Its process id.
     pub pid: u32,
+    /// What it is to people, such as `rank 1 of 2`; empty if it has no name.
+    pub name: String,
     /// What its threads do, or why it does not say.
     pub stacks: String,
 }

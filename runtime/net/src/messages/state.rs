@@ -21,7 +21,7 @@ pub struct ClusterState {
     pub absent: Vec<NodeId>,
     /// The head's standby, if it has one.
     pub standby: Option<StandbyState>,
-    /// Running jobs.
+    /// Jobs that run, and those that have ended and of which something is left, such as a detached actor.
     pub jobs: Vec<JobState>,
     /// Actors that are not dead.
     pub actors: Vec<ActorRow>,
@@ -96,6 +96,12 @@ pub struct JobState {
     pub id: JobId,
     /// Its name.
     pub name: String,
+    /// Where its actors and placement groups have their names, and to which a quota applies. One of its own is called after its id.
+    pub namespace: String,
+    /// Whose waiting work is placed first: that of the job with the larger number.
+    pub priority: i32,
+    /// `running`, or `ended` if its program is gone.
+    pub state: String,
     /// Leases that it holds.
     pub leases: u32,
 }

@@ -114,6 +114,26 @@ impl StreamHandle {
         Poll::Ready(Some(value))
     }
 
+    /// The next item as an object, whose value stays where it is; none after the last. An item that was being brought here is still the
+    /// next. What is an error of the item is one of the object.
+    ///
+    /// The running task waits as long as there is something in `waiting`, as in [`poll_item`](Self::poll_item).
+    pub fn poll_handle(
+        &mut self,
+        waiting: &mut Option<Waiting>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Handle, Error>>> {
+        let session = match &mut self.session {
+            Ok(session) => session.clone(),
+            Err(error) => return Poll::Ready(error.take().map(Err)),
+        };
+        self.fetching = None;
+        match self.next.take() {
+            Some(handle) => Poll::Ready(Some(Ok(handle))),
+            None => self.poll_next(&session, waiting, cx),
+        }
+    }
+
     fn poll_next(
         &mut self,
         session: &Session,

@@ -41,8 +41,6 @@ impl Shared {
             // What was still on a node that is told to end was moved, and has not failed; unless its owner had lost contact with it
             // before, and had given the lease up.
             Error::Application { task, .. } => {
-                // Behind the name, it says how often the task was tried.
-                let task = task.split(" (tried ").next().unwrap_or(task);
                 // What is cancelled is not tried again.
                 let costs = broke || self.gave_back() || report.fills > 0;
                 self.explains_failure(task, costs || self.is_asked(task) || self.is_part_of_cancelled(task))

@@ -141,6 +141,10 @@ impl Node for PretendedNode {
         panic!("nobody asks for threads")
     }
 
+    async fn process_above(self, _: Context, _: u32) -> Option<ProcessId> {
+        None
+    }
+
     async fn settle_output(self, _: Context, _: JobId) {}
 
     async fn read_kept(self, _: Context, _: Option<Payload>) -> Vec<(Payload, Payload)> {

@@ -76,6 +76,23 @@ fn a_program_is_needed_as_long_as_a_detached_actor_of_it() {
 }
 
 #[test]
+fn a_job_that_has_ended_is_shown_as_that_while_a_detached_actor_is_left() {
+    let mut bench = Bench::new(cpus(2.0));
+    bench.alive(ActorSpec { detached: true, ..named(actor_of(DRIVER, 5), "keeper") });
+    bench.alive(actor_of(DRIVER, 6));
+    let processes = bench.state.processes_of_job(JobId(DRIVER.0)).unwrap();
+    assert_eq!(processes.len(), 1, "a detached actor outlives the job");
+    bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
+    let jobs = bench.state.picture().jobs;
+    let shown = |of: ProcessId| {
+        jobs.iter().find(|job| job.id.0 == of.0).map(|job| (job.state.as_str(), job.namespace.as_str(), job.priority))
+    };
+    assert_eq!(shown(DRIVER), Some(("ended", "test", 0)));
+    assert_eq!(shown(OTHER), Some(("running", "test", 0)));
+    assert_eq!(bench.state.processes_of_job(JobId(99)), None);
+}
+
+#[test]
 fn a_job_with_a_detached_actor_is_forgotten_everywhere_with_that() {
     let mut bench = Bench::new(cpus(4.0));
     let lease = bench.alive(ActorSpec { detached: true, ..named(actor_of(DRIVER, 5), "keeper") });
