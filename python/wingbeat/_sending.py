@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from wingbeat._files import _contents
+
 if TYPE_CHECKING:
     import pyarrow
 
@@ -72,6 +74,7 @@ def write_parts(table: pyarrow.Table, folder: str, ranks: int) -> None:
     """
     import pyarrow
 
+    table = _contents.marked(table)
     ends = [table.num_rows * rank // ranks for rank in range(ranks + 1)]
     for rank, (begin, end) in enumerate(zip(ends, ends[1:])):
         with pyarrow.ipc.new_file(os.path.join(folder, f"{rank}.arrow"), table.schema) as file:

@@ -81,6 +81,7 @@ class FileSource(Source):
     def schema(self, columns: Sequence[str]) -> pyarrow.Schema:
         import pyarrow
 
+        self.require(columns)
         return pyarrow.schema([self._schema.field(name) for name in columns])
 
     def nbytes(self, columns: Sequence[str]) -> int:
