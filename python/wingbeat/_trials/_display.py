@@ -48,7 +48,11 @@ class Display:
         except ImportError:
             yield
             return
-        with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as self._live:
+        # What the program itself prints is shown above the table, unless it goes elsewhere.
+        is_shown = sys.stdout is not None and sys.stdout.isatty()
+        with Live(
+            console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=is_shown
+        ) as self._live:
             yield
         self._live = None
 
