@@ -375,6 +375,7 @@ class _Fitting(Engine[Trial]):
             self.most = max(slots(self._cluster.env, *_held(one)) for one in _scalings(space, scaling))
         else:
             self.most = self._config.max_concurrent_trials
+        self._slots = self.most
         if self._config.max_concurrent_trials is None and self._config.search_alg is None:
             # Some wait at the head, and are placed as soon as others have ended. A search algorithm would know less of these.
             self.most += min(self.most, _WAITING)
@@ -389,6 +390,12 @@ class _Fitting(Engine[Trial]):
         if until is not None and time.monotonic() > until and early:
             self.display.say(f"wingbeat tune: time_budget_s={budget:g} was over before {len(early)} trials had reported anything")
         return _results(self.trials, self._experiment.folder, self._config)
+
+    def has_room(self) -> bool:
+        running = self.running()
+        # Commands of those that will wait take no time from those that are starting.
+        all_began = sum(not trial.waits for trial in running) >= self._slots
+        return len(running) < (self.most if all_began else self._slots)
 
     def next_trial(self) -> Trial | None:
         if self._again:
