@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from wingbeat.train import StreamingShard, read_files
 
-ROWS, COLUMNS, BATCH, TURNS = 1_000_000, 30, 1024, 5
+ROWS, COLUMNS, BATCH, TURNS = 1_000_000, 30, 1024, 9
 
 
 def pyarrow_alone(path):

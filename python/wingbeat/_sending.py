@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def write_function(
-    path: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], returns: str
-) -> None:
+def write_function(path: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], returns: str) -> None:
     """Writes a function with its arguments, as `_function.py` reads it.
 
     Args:

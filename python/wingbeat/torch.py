@@ -81,8 +81,7 @@ class TorchDistributor:
             raise ValueError(f"num_processes has to be a positive integer, and is {num_processes!r}")
         if not local_mode and not os.environ.get("WINGBEAT_ADDRESS"):
             raise RuntimeError(
-                "local_mode=False runs on a cluster: set WINGBEAT_ADDRESS to its head's host:port "
-                "(`wingbeat head` prints it)"
+                "local_mode=False runs on a cluster: set WINGBEAT_ADDRESS to its head's host:port (`wingbeat head` prints it)"
             )
         if local_mode and use_gpu:
             there = local_gpus()
@@ -90,8 +89,7 @@ class TorchDistributor:
                 raise RuntimeError("use_gpu=True, and this machine has no GPU; use_gpu=False trains on CPUs")
             if num_processes > there:
                 warnings.warn(
-                    f"num_processes is {num_processes}, and this machine has {there} GPUs: "
-                    f"num_processes is reduced to {there}",
+                    f"num_processes is {num_processes}, and this machine has {there} GPUs: num_processes is reduced to {there}",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -164,9 +164,7 @@ def _windows_of(
             yield whole
 
 
-def _pieces_of(
-    dataset: FileDataset, order: Order, lane: int, skipped: int, files: OpenFiles
-) -> Iterator[tuple[DataFile, Piece]]:
+def _pieces_of(dataset: FileDataset, order: Order, lane: int, skipped: int, files: OpenFiles) -> Iterator[tuple[DataFile, Piece]]:
     for unit in order.lanes[lane]:
         rows = order.unit_rows[unit]
         if skipped >= rows:

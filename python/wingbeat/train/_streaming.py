@@ -296,9 +296,7 @@ class StreamingShard:
             if self._state is state:
                 self._epoch = None
 
-    def _given(
-        self, steps: _Steps, order: Order, prefetch_batches: int, cutter: Cutter, state: dict[str, Any]
-    ) -> Iterator[Any]:
+    def _given(self, steps: _Steps, order: Order, prefetch_batches: int, cutter: Cutter, state: dict[str, Any]) -> Iterator[Any]:
         # As many rows as a window of each lane has: then each window is gone through once or twice, and not time and again.
         windows = -(-len(order.lanes) // self._ranks)
         if order.seed is None and len(order.lanes) == self._ranks == 1:

@@ -96,7 +96,7 @@ class Tuner:
         other = sorted(set(self.param_space) - {"train_loop_config", "scaling_config"})
         if isinstance(trainable, TorchTrainer) and other:
             raise ValueError(
-                f"param_space[{other[0]!r}]: a TorchTrainer takes \"train_loop_config\" and \"scaling_config\"; "
+                f'param_space[{other[0]!r}]: a TorchTrainer takes "train_loop_config" and "scaling_config"; '
                 f'use {{"train_loop_config": {{{other[0]!r}: …}}}}'
             )
         if isinstance(trainable, TorchTrainer) and _trial.LOOP_CONFIG in self.param_space:
@@ -157,9 +157,7 @@ class Tuner:
                 f"param_space differs in {differs!r} from that of the trials in {folder}, which go on with theirs: leave it out, "
                 "or start another search, with another name"
             )
-        tuner = cls(
-            trainable, param_space=state["param_space"], tune_config=state["tune_config"], run_config=state["run_config"]
-        )
+        tuner = cls(trainable, param_space=state["param_space"], tune_config=state["tune_config"], run_config=state["run_config"])
         tuner._left = _Left(folder, resume_unfinished, resume_errored, restart_errored)
         return tuner
 
@@ -292,9 +290,7 @@ def _results(trials: Sequence[Trial], folder: str, config: TuneConfig) -> Result
 class _Fitting(Engine[Trial]):
     """One call of `fit`."""
 
-    def __init__(
-        self, tuner: Tuner, experiment: _experiment.Experiment, run: Callable[[Trial], Any], cluster: Cluster
-    ) -> None:
+    def __init__(self, tuner: Tuner, experiment: _experiment.Experiment, run: Callable[[Trial], Any], cluster: Cluster) -> None:
         self._tuner, self._config, self._experiment = tuner, tuner.tune_config, experiment
         self._run, self._cluster = run, cluster
         super().__init__(Display(self._config.metric, self._config.mode))
@@ -477,4 +473,3 @@ class _Fitting(Engine[Trial]):
                     return
             except BaseException:  # asked again: now
                 continue
-
