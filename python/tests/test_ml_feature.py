@@ -20,6 +20,7 @@ from wingbeat.ml import (
     UnreadableFile,
     UnsupportedDataset,
 )
+from wingbeat.ml._source import open_source
 from wingbeat.ml.feature import ArrayAssembler, MaxAbsScaler, StandardScaler
 from wingbeat.ml.summarizer import summarize_dataframe
 
@@ -250,6 +251,12 @@ def test_bad_input_is_named(table, tmp_path):
         scaler.fit(tmp_path)
     with pytest.raises(UnreadableFile, match="cannot open nowhere://rows.parquet"):
         scaler.fit("nowhere://rows.parquet")
+    (tmp_path / "twice").mkdir()
+    for number in range(2):
+        pq.write_table(pa.Table.from_arrays([pa.array([1.0, 2.0])] * 2, ["x", "x"]), tmp_path / "twice" / f"{number}.parquet")
+        for call in (lambda: scaler.fit(tmp_path / "twice", {scaler.inputCol: "x"}), lambda: open_source(tmp_path / "twice").table()):
+            with pytest.raises(DatasetError, match="0.parquet.* has 2 columns of the name 'x': rename them"):
+                call()
     pq.write_table(table, tmp_path / "a.parquet")
     pq.write_table(table.cast(pa.schema([("id", pa.int32()), table.schema.field("features")])), tmp_path / "b.parquet")
     with pytest.raises(SchemaMismatch, match="b.parquet has the column 'id' of type int32; the first file, .*a.parquet, has"):

@@ -1,8 +1,10 @@
 """Datasets in files: which rows ranks read, in which order, and what is refused."""
 
+import dataclasses
 import datetime
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -39,7 +41,7 @@ def write_parquet(folder, rows_of_files, group=100):
     first = 0
     for number, rows in enumerate(rows_of_files):
         ids = np.arange(first, first + rows)
-        table = pa.table({"id": ids, "x": ids * 0.5, "name": [f"row {one}" for one in ids]})
+        table = pa.table({"id": ids, "x": ids * 0.5, "name": pa.array([f"row {one}" for one in ids], pa.string())})
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=group)
         first += rows
     return folder
@@ -340,6 +342,8 @@ def test_batches_are_arrays_tensors_pandas_or_arrow(of_all_kinds, tmp_path):
     batch = next(shard.iter_torch_batches(batch_size=10, dtypes={"id": torch.float64}))
     assert (batch["image"].shape, batch["id"].dtype) == ((10, 3), torch.float64)
     batch["image"] += 1
+    with pytest.raises(KeyError, match="dtypes has 'idd', and the columns are 'image', 'id'"):
+        next(shard.iter_torch_batches(dtypes={"idd": torch.float64}))
     with pytest.raises(ValueError, match="give no dtypes and no device with it"):
         shard.iter_torch_batches(collate_fn=dict, dtypes=torch.float32)
     with pytest.raises(NotImplementedError, match="use shuffle_seed="):
@@ -656,6 +660,26 @@ def test_open_files_hold_no_rows_and_wide_row_groups_are_read_in_parts(tmp_path,
             time.sleep(0.01)
 
 
+def test_memory_is_used_again_once_no_array_over_it_is_left():
+    from wingbeat.train._gather import Memory
+
+    memory = Memory(1 << 20)
+    like = [np.empty((1, 3), np.float32), None, np.empty(1, np.int64)]
+    made = memory.columns(1000, like)
+    assert [None if one is None else (one.shape, one.dtype) for one in made] == [((1000, 3), np.float32), None, ((1000,), np.int64)]
+    place = made[0].ctypes.data
+    kept = made[2][10:20].reshape(2, 5)[1:]
+    kept[:] = 7
+    del made
+    other = memory.columns(1000, like)
+    assert other[0].ctypes.data != place
+    other[2][:] = 8
+    assert kept.tolist() == [[7] * 5]
+    del kept
+    again = memory.columns(1000, like)
+    assert again[0].ctypes.data == place and memory.columns(0, like)[0].shape == (0, 3)
+
+
 def test_text_that_polars_writes_is_gathered(tmp_path):
     polars = pytest.importorskip("polars")
     polars.DataFrame({"id": range(100), "text": [f"text number {one}" for one in range(100)]}).write_ipc(tmp_path / "rows.arrow")
@@ -683,3 +707,162 @@ def test_a_file_outside_of_the_partitions_is_named(tmp_path):
     pq.write_table(table.select(["id"]), tmp_path / "data" / "z.parquet")
     with pytest.raises(SchemaMismatchError, match="'year' is in the names of folders in .*, and missing in .*z.parquet"):
         read_files(tmp_path / "data")
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("size", [7, 64, 100, 333])
+def test_arrays_of_numbers_may_be_written_and_batches_span_row_groups(tmp_path, size, seed):
+    table = pa.table({"id": range(1000), "x": np.arange(1000, dtype=np.float32), "of": [[one, -one] for one in range(1000)]})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=100)
+    (shard,) = shards(read_files(tmp_path / "rows.parquet", window_rows=90), 1)
+    ids = []
+    for batch in shard.iter_batches(batch_size=size, shuffle_seed=seed):
+        assert batch["x"].dtype == np.float32 and (batch["x"] == batch["id"]).all() and (batch["of"][:, 1] == -batch["x"]).all()
+        assert list(batch) == ["id", "x", "of"]
+        ids += batch["id"].tolist()
+        batch["id"] *= 0
+        batch["x"] /= 2
+    assert (ids if seed is None else sorted(ids)) == list(range(1000))
+
+
+def test_rows_of_an_arrow_file_in_their_order_are_not_copied_and_cannot_be_written(tmp_path):
+    table = pa.table({"id": range(1000)})
+    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as out:
+        out.write_table(table)
+    (shard,) = shards(read_files(tmp_path / "rows.arrow"), 1)
+    batch = next(shard.iter_batches(batch_size=10))
+    with pytest.raises(ValueError, match="read-only"):
+        batch["id"][0] = 1  # the file is mapped: to write there would kill the process
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_nulls_anywhere_in_parquet_decide_the_type_of_all_batches(tmp_path, seed):
+    def write(path, number, is_null, **options):
+        values = [None if is_null else one for one in range(100)]
+        columns = {"n": pa.array(values, pa.int32()), "flag": pa.array([None if is_null else one > 3 for one in range(100)], pa.bool_())}
+        columns["of"] = pa.array(values, pa.int64()).dictionary_encode()
+        table = pa.table({"id": range(100 * number, 100 * number + 100), **columns, "x": [1.0] * 100})
+        pq.write_table(table, path, row_group_size=50, **options)
+
+    for number in range(4):
+        write(tmp_path / f"{number}.parquet", number, number == 2)
+    dataset = read_files(tmp_path)
+    assert dataset.with_nulls == ("n", "flag", "of") and read_files(tmp_path, columns=["id", "x"]).with_nulls == ()
+    for kind in ("numpy", "pandas"):
+        batches = [batch for shard in shards(dataset, 2) for batch in shard.iter_batches(batch_size=10, batch_format=kind, shuffle_seed=seed)]
+        types = {(str(batch["id"].dtype), str(batch["n"].dtype), str(batch["flag"].dtype), str(batch["x"].dtype)) for batch in batches}
+        assert types == {("int64", "float64", "object", "float64")}
+        rows = sorted((int(row), n, flag) for batch in batches for row, n, flag in zip(batch["id"], batch["n"], batch["flag"]))
+        assert [n for _, n, _ in rows[:100]] == list(range(100)) and all(np.isnan(n) for _, n, _ in rows[200:300])
+        assert [flag for _, _, flag in rows[1:6]] == [False, False, False, True, True] and {flag for _, _, flag in rows[200:300]} == {None}
+        assert {str(batch["of"].dtype) for batch in batches} == {"float64"}  # pyarrow reads dictionaries of text alone as such
+    # A file that does not say so.
+    write(tmp_path / "2.parquet", 2, True, write_statistics=False)
+    assert read_files(tmp_path).with_nulls == ()
+
+
+def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
+    from wingbeat import _sending
+    from wingbeat.train import get_dataset_shard
+
+    table = pa.table({"id": range(8), "n": [1, 2, 3, 4, None, 6, 7, 8], "flag": [True] * 7 + [None]}).replace_schema_metadata({"a": "b"})
+    _sending.write_parts(table, str(tmp_path), 4)
+    for rank in range(4):
+        monkeypatch.setenv("WINGBEAT_SHARD_train", str(tmp_path / f"{rank}.arrow"))
+        shard = get_dataset_shard()
+        assert shard.table.equals(table.slice(2 * rank, 2), check_metadata=True)
+        for kind in ("numpy", "pandas"):
+            for batch in shard.iter_batches(batch_size=1, batch_format=kind):
+                assert [str(batch[name].dtype) for name in table.column_names] == ["int64", "float64", "object"]
+
+
+def test_a_damaged_page_is_found_by_its_checksum_where_there_is_one(tmp_path):
+    table = pa.table({"id": range(4000)})
+    for rows, piece in ((4000, None), (1000, None), (4000, 100)):
+        path = tmp_path / "rows.parquet"
+        options = {"use_dictionary": False, "compression": "none", "write_page_checksum": True}
+        pq.write_table(table, path, row_group_size=rows, **options)
+        assert sum(map(len, (batch["id"] for batch in shards(read_files(path), 1)[0].iter_batches()))) == 4000
+        data = bytearray(path.read_bytes())
+        dataset = read_files(path)
+        data[data.index((777).to_bytes(8, "little") + (778).to_bytes(8, "little"))] ^= 1  # a number, and another one
+        path.write_bytes(data)
+        os.utime(path, ns=(dataset.files[0].modified_ns,) * 2)  # as a disk damages it
+        if piece is not None:  # as of a row group that is too large to be decoded at once
+            dataset = dataclasses.replace(dataset, piece_rows=piece, window_rows=piece)
+        with pytest.raises(UnreadableFileError, match="rows.parquet cannot be read: .*CRC"):
+            list(shards(dataset, 1)[0].iter_batches())
+
+
+def test_a_unit_is_found_in_its_file_also_beside_files_without_rows(tmp_path):
+    from wingbeat.train._lane import _file_of
+
+    dataset = read_files(write_parquet(tmp_path / "data", [0, 250, 0, 0, 120, 1, 0], group=50))
+    units = [(file.path, number) for file in dataset.files for number in range(len(file.unit_rows))]
+    found = [_file_of(dataset, unit) for unit in range(len(dataset.unit_rows))]
+    assert [(file.path, number) for file, number in found] == units and len(units) >= 9
+    rows = [id for batch in shards(dataset, 1)[0].iter_batches() for id in batch["id"].tolist()]
+    assert rows == list(range(371))
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_text_of_polars_inside_of_other_columns_and_categories_are_read(tmp_path, seed):
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame(
+        {
+            "id": range(60),
+            "tags": [[f"tag {one}", "other"] for one in range(60)],
+            "about": [{"name": f"name {one}", "of": [{"text": str(one)}]} for one in range(60)],
+            "kind": [f"kind {one % 7}" for one in range(60)],
+        },
+        schema_overrides={"kind": polars.Categorical},
+    )
+    frame.write_ipc(tmp_path / "rows.arrow")
+    dataset = read_files(tmp_path, window_rows=10)
+    rows = [row for shard in shards(dataset, 2) for row in shard.iter_rows(shuffle_seed=seed)]
+    assert sorted(rows, key=lambda row: row["id"]) == frame.to_dicts()
+    for kind in ("numpy", "pandas"):
+        kinds = {}
+        for batch in shards(dataset, 1)[0].iter_batches(batch_size=16, batch_format=kind, shuffle_seed=seed):
+            kinds.update(zip(batch["id"], batch["kind"]))
+        assert kinds == dict(enumerate(frame["kind"].to_list()))
+
+
+def test_runs_are_decoded(tmp_path):
+    from pyarrow.compute import run_end_encode
+
+    table = pa.table({"id": range(60), "runs": run_end_encode(pa.array([one // 20 for one in range(60)]))})
+    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as out:
+        out.write_table(table)
+    rows = list(shards(read_files(tmp_path, window_rows=10), 1)[0].iter_rows(shuffle_seed=1))
+    assert sorted((row["id"], row["runs"]) for row in rows) == [(one, one // 20) for one in range(60)]
+
+
+def test_categories_of_many_files_have_room_together(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    for number in range(3):
+        ids = range(100 * number, 100 * number + 100)
+        frame = pandas.DataFrame({"id": ids, "word": pandas.Categorical([f"word {one}" for one in ids])})
+        frame.to_parquet(tmp_path / f"{number}.parquet", row_group_size=20)
+    assert read_files(tmp_path).schema.field("word").type == pa.dictionary(pa.int32(), pa.string())
+    rows = list(shards(read_files(tmp_path), 1)[0].iter_rows(shuffle_seed=1))
+    assert sorted((row["id"], row["word"]) for row in rows) == [(one, f"word {one}") for one in range(300)]
+
+
+def test_relative_paths_are_those_of_the_program(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "data", [100])
+    monkeypatch.chdir(tmp_path)
+    made = [read_files(pa.dataset.dataset("data")), read_files("data", filesystem=pa.fs.LocalFileSystem()), read_files("data")]
+    monkeypatch.chdir("/")
+    for dataset in made:
+        assert dataset.files[0].path == str(tmp_path / "data" / "0.parquet")
+        assert sum(len(batch["id"]) for batch in shards(dataset, 1)[0].iter_batches()) == 100
+
+
+def test_two_columns_of_one_name_are_named_with_their_file(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])], ["a", "a", "b"])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DatasetError, match="rows.parquet has 2 columns of the name 'a': rename them"):
+        read_files(tmp_path)
+    (batch,) = shards(read_files(tmp_path, columns=["b"]), 1)[0].iter_batches()
+    assert batch["b"].tolist() == [5, 6]

@@ -234,3 +234,36 @@ def test_what_cannot_be_sent_is_named_where_it_is(cluster, monkeypatch):
         TorchTrainer(lambda: inner()).fit()
     with pytest.raises(TypeError, match="its argument 'train_loop_config'"):
         TorchTrainer(lambda config: None, train_loop_config={"lock": lock}).fit()
+
+
+def test_a_run_counts_against_the_quota_of_the_namespace_that_it_is_given(cluster, binary, monkeypatch):
+    from wingbeat.torch import TorchDistributor
+    from wingbeat.train import RunConfig, TorchTrainer
+
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    assert subprocess.run([binary, "quota", "team", "CPU=2"], env=cluster).returncode == 0
+
+    def looks(env):
+        def told(kind):
+            return json.loads(subprocess.run([binary, "list", kind, "--json"], env=env, stdout=subprocess.PIPE, check=True).stdout)
+
+        return [(one["namespace"], one["used"]) for one in told("quotas")], [one["name"] for one in told("jobs")]
+
+    try:
+        distributor = TorchDistributor(1, local_mode=False, use_gpu=False, namespace="team", priority=3)
+        quotas, jobs = distributor.run(looks, dict(cluster))
+        assert [used["CPU"] for namespace, used in quotas if namespace == "team"] == [1] and "wingbeat train looks" in jobs
+        others, _ = TorchDistributor(1, local_mode=False, use_gpu=False).run(looks, dict(cluster))
+        assert [used.get("CPU", 0) for namespace, used in others if namespace == "team"] == [0]
+
+        def loop(config):
+            quotas, _ = looks(config)
+            train.report({"used": dict(quotas)["team"]["CPU"]})
+
+        from wingbeat import train
+
+        result = TorchTrainer(loop, train_loop_config=dict(cluster), run_config=RunConfig(namespace="team")).fit()
+        assert result.metrics["used"] == 1
+    finally:
+        subprocess.run([binary, "quota", "team", "--remove"], env=cluster, check=True)

@@ -230,3 +230,24 @@ def test_a_home_that_cannot_be_written_is_an_error_that_says_what_to_do(fit, tmp
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     with pytest.raises(OSError, match=r"RunConfig\(storage_path=…\)"):
         fit()
+
+
+def test_namespaces_and_priorities_are_options_of_the_command():
+    from wingbeat.torch import DeepspeedTorchDistributor, TorchDistributor
+
+    for config in (RunConfig, tune.RunConfig):
+        assert config(namespace="team", priority=-3).options()[-2:] == ["--namespace=team", "--priority=-3"]
+        assert not [one for one in config().options() if "namespace" in one or "priority" in one]
+    for kind, place in ((TorchDistributor, (1, True, False)), (DeepspeedTorchDistributor, (1, 1, True, False))):
+        options = kind(*place, namespace="team", priority=2)._launcher(["--job-name=x"]).options
+        assert {"--namespace=team", "--priority=2", "--job-name=x"} <= set(options)
+        assert not [one for one in kind(*place)._launcher().options if "namespace" in one or "priority" in one]
+    for make in (RunConfig, tune.RunConfig, lambda **given: TorchDistributor(1, True, False, **given)):
+        with pytest.raises(TypeError, match="a namespace is a str"):
+            make(namespace=3)
+        with pytest.raises(ValueError, match="a namespace is a name"):
+            make(namespace="")
+        with pytest.raises(ValueError, match="an integer of 32 bits"):
+            make(priority=2**31)
+        with pytest.raises(ValueError, match="an integer of 32 bits"):
+            make(priority=1.5)

@@ -1,5 +1,7 @@
 """`wingbeat.tune`: what is tried, what ends early, what fails, and what is left."""
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -16,7 +18,7 @@ import pytest
 from conftest import DEADLINE_SECONDS, one_node
 
 from wingbeat import train, tune
-from wingbeat.tune import _space
+from wingbeat.tune import _space, schedulers
 from wingbeat.tune.schedulers import CONTINUE, STOP, ASHAScheduler
 from wingbeat.tune.search import BasicVariantGenerator, Searcher
 from wingbeat.tune.search.optuna import OptunaSearch
@@ -275,8 +277,6 @@ def test_a_folder_that_cannot_be_made_is_the_error_of_its_trial(tmp_path):
 
 
 def test_text_of_parameters_is_no_markup():
-    import io
-
     from rich.console import Console
 
     from wingbeat._trials._display import Display
@@ -466,7 +466,7 @@ def test_asha_goes_on_with_the_best_beside_trials_that_diverge_and_forgets_earli
 def test_lists_have_parameters_too():
     space = {"m": [tune.uniform(0, 1), {"n": tune.grid_search([1, 2])}], "t": ("a", (tune.choice([7]), 5)), "kept": [1, [2]],
              "f": [tune.sample_from(lambda config: config["m"][1]["n"] * 10)]}
-    configs = list(_space.configurations(space, 2, random.Random(0)))
+    configs = list(_space.Configurations(space, 2, random.Random(0)))
     assert [config["m"][1]["n"] for config in configs] == [1, 2, 1, 2] and [config["f"] for config in configs] == [[10], [20]] * 2
     assert all(0 <= config["m"][0] <= 1 and config["t"] == ("a", (7, 5)) and config["kept"] == [1, [2]] for config in configs)
     search = OptunaSearch(seed=0, points_to_evaluate=[{"m": [0.5]}])
@@ -510,7 +510,7 @@ def test_functions_of_other_parameters_are_called_in_any_order_and_as_ray_calls_
         "drawn": tune.sample_from(np.random.rand),
         "now": tune.sample_from(time.time),
     }
-    (config,) = _space.configurations(space, 1, random.Random(0))
+    (config,) = _space.Configurations(space, 1, random.Random(0))
     assert (config["x"], config["y"], config["z"], config["inner"]["b"]) == (6, 7, 7, 7)
     assert type(config["same"]) is dict and config["same"] == {"a": 3, "b": 7} and isinstance(config["drawn"], float) and config["now"] > 0
     for wrong, match in [
@@ -519,7 +519,7 @@ def test_functions_of_other_parameters_are_called_in_any_order_and_as_ray_calls_
         ({"x": tune.sample_from(lambda c: c["y"]), "y": tune.sample_from(lambda c: c["x"])}, "ask for each other"),
     ]:
         with pytest.raises(ValueError, match=match):
-            list(_space.configurations(wrong, 1, random.Random(0)))
+            list(_space.Configurations(wrong, 1, random.Random(0)))
 
 
 def test_asha_ends_with_an_error_if_nothing_reports_what_it_compares():
@@ -549,10 +549,10 @@ def test_spaces_hold_what_they_say():
         assert all(map(holds, values)) and len(set(values)) > 1, domain
     assert sum(tune.loguniform(1e-4, 1).sample(chosen) < 1e-2 for _ in range(1000)) > 400
     space = {"a": tune.grid_search([1, 2]), "b": tune.sample_from(lambda config: config["a"] * 10), "c": {"d": tune.uniform(0, 1)}}
-    configs = list(_space.configurations(space, 2, chosen))
+    configs = list(_space.Configurations(space, 2, chosen))
     assert [(config["a"], config["b"]) for config in configs] == [(1, 10), (2, 20)] * 2
     assert len({config["c"]["d"] for config in configs}) == 4
-    again = [list(_space.configurations(space, 2, random.Random(5))) for _ in range(2)]
+    again = [list(_space.Configurations(space, 2, random.Random(5))) for _ in range(2)]
     assert again[0] == again[1]
     for wrong in (lambda: tune.uniform(2, 1), lambda: tune.loguniform(0, 1), lambda: tune.choice([]), lambda: tune.grid_search([]),
                   lambda: tune.quniform(0.1, 0.2, 0.5), lambda: tune.qrandint(1, 9, 0)):
@@ -668,6 +668,58 @@ def test_ctrl_c_ends_all_trials_which_may_save_and_nothing_is_left(waiting, tmp_
     assert "2 trials are asked to end" in errors
     until(lambda: not any(map(is_running, all_of_it)))
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_sigterm_lets_trials_save_before_it_ends_the_program(waiting, tmp_path):
+    process, all_of_it = waiting
+    process.terminate()
+    out, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert (out, process.returncode) == ("", -signal.SIGTERM), errors
+    assert (tmp_path / "saved-1").exists() and (tmp_path / "saved-2").exists()
+    assert "2 trials are asked to end, and may save what they have" in errors
+    until(lambda: not any(map(is_running, all_of_it)))
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_program_that_handles_sigterm_itself_still_does():
+    from wingbeat.tune import _terminated
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with _terminated.raised():
+            os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(ValueError), _terminated.raised():
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            raise ValueError
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_trials_that_do_not_end_in_time_are_killed(environment, write, tmp_path):
+    program = write("stays.py", """
+        import signal, time
+        from pathlib import Path
+        from wingbeat import tune
+        from wingbeat.tune import _tuner
+
+        HERE = Path.cwd()
+        _tuner._ENDING_S = 1
+
+        def stays(config):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (HERE / "began").touch()
+            time.sleep(600)
+
+        if __name__ == "__main__":
+            tune.Tuner(stays, run_config=tune.RunConfig(storage_path="runs", grace_s=0.5)).fit()
+    """)
+    process = subprocess.Popen([sys.executable, program], env=environment, cwd=tmp_path)
+    until((tmp_path / "began").exists, process)
+    began = time.monotonic()
+    process.terminate()
+    assert process.wait(DEADLINE_SECONDS) == -signal.SIGTERM and time.monotonic() - began < 30
 
 
 def test_whatever_kills_the_program_its_cluster_and_trials_end(waiting):
@@ -788,31 +840,269 @@ def test_a_search_whose_program_was_killed_goes_on(killed, tmp_path):
         tune.Tuner.restore(tmp_path / "nothing", search.train)
 
 
-def test_a_trial_goes_on_once_its_command_has_ended(tmp_path):
+def state_of(trial_id, **more):
+    names = {"config": {}, "status": "TERMINATED", "is_stopped": False, "launched": 1.0, "began": 1.0, "ended": 2.0, "error": None}
+    return {"trial_id": trial_id, "heard": 0, **names, **more}
+
+
+def leave(folder, trials, **more):
+    """Leaves the state of a tuner in a folder, as a program does that is killed."""
+    from wingbeat.tune._experiment import Experiment
+
+    usual = {"param_space": {}, "tune_config": tune.TuneConfig(), "scheduler": schedulers.of(None), "searcher": Drawn([])}
+    run = tune.RunConfig(name=folder.name, storage_path=folder.parent)
+    experiment = Experiment(str(folder), is_new=True)
+    experiment.save({**usual, "run_config": run, "trials": trials, **more})
+    experiment.close()
+
+
+def report_before(folder, trial_id, *reports):
+    (folder / trial_id).mkdir()
+    lines = [json.dumps({"time": 1.0, **report}) + "\n" for report in reports]
+    (folder / trial_id / "metrics.jsonl").write_text("".join(lines))
+
+
+class Drawn(Searcher):
+    """Chooses from a list, and writes down what it learns."""
+
+    def __init__(self, left):
+        self.left, self.heard = list(left), []
+
+    def suggest(self, trial_id):
+        return self.left.pop(0) if self.left else None
+
+    def on_trial_result(self, trial_id, result):
+        self.heard.append((trial_id, result.get("x")))
+
+
+def test_trials_that_waited_to_be_tried_again_are_tried_by_the_next_program(on_cluster, tmp_path):
+    folder = tmp_path / "search"
+    leave(folder, [state_of("trial_00000", status="PENDING", config={"x": 0}), state_of("trial_00001"), state_of("trial_00002", status="PENDING", config={"x": 2})])
+    for number in range(3):
+        (folder / f"trial_{number:05}").mkdir()
+    grid = tune.Tuner.restore(folder, lambda config: {"y": config["x"]}).fit()
+    assert [result.metrics.get("y") for result in grid] == [0, None, 2] and grid.num_errors == 0
+    assert [result.was_stopped for result in grid] == [False] * 3
+
+
+def test_a_trial_for_which_the_time_did_not_suffice_was_stopped(on_cluster, tmp_path):
+    folder = tmp_path / "search"
+    config = tune.TuneConfig(time_budget_s=1e-9, max_concurrent_trials=1)
+    leave(folder, [state_of("trial_00000", status="PENDING")], tune_config=config)
+    for _ in range(2):
+        grid = tune.Tuner.restore(folder, lambda config: {"y": 1}).fit()
+        assert [result.was_stopped for result in grid] == [True] and grid[0].metrics == {}
+
+
+def test_what_was_reported_before_counts_after_a_restore_and_is_told_once(on_cluster, tmp_path):
+    folder = tmp_path / "search"
+    leave(
+        folder,
+        [state_of("trial_00000", heard=1), state_of("trial_00001", status="RUNNING", heard=2)],
+        tune_config=tune.TuneConfig(metric="x", mode="max", max_concurrent_trials=1),
+        searcher=Drawn([{"x": 9}]),
+    )
+    report_before(folder, "trial_00000", {"x": 1.0})
+    report_before(folder, "trial_00001", {"x": 1.0}, {"x": 2.0}, {"x": 3.0})
+    # Neither reports what is compared: the first trial has.
+    grid = tune.Tuner.restore(folder, lambda config: {"other": 1.0}).fit()
+    assert len(grid) == 3 and grid.num_errors == 0
+    from wingbeat.tune import _experiment
+
+    assert _experiment.load(str(folder))["searcher"].heard[:1] == [("trial_00001", 3.0)]
+    assert tune.Tuner.restore(folder, print).get_results()[0].metrics["x"] == 1
+
+
+def test_commands_of_a_killed_program_are_waited_for_together_and_as_long_as_they_live(tmp_path, monkeypatch):
     import socket
     import threading
 
-    from wingbeat.tune._trial import Trial
+    from wingbeat.tune import _trial
 
-    before = Trial("trial_00000", {}, str(tmp_path), lambda trial: [])
-    before.launch()
-    before.folder.mkdir()
+    monkeypatch.setattr(_trial, "_LEAVE_S", 0.5)
+    monkeypatch.setattr(_trial, "_TELL_S", 0)
     command = subprocess.Popen(["sleep", str(DEADLINE_SECONDS)])
-    (before.folder / ".wingbeat-in-use").write_text(json.dumps({"host": socket.gethostname(), "pid": command.pid}))
+    folders = [tmp_path / f"trial_{number:05}" for number in range(8)]
+    for folder in folders:
+        folder.mkdir()
 
-    def end():
-        (before.folder / "metrics.jsonl").write_text('{"time": 1.0, "x": 2.0}\n{"time": 2.0, "x"')
+    def say(folder, said, **user):
+        (folder / ".wingbeat-in-use").write_text(json.dumps({"said": said, **user}))
+
+    for folder in folders[:5]:  # of a machine that is gone
+        say(folder, 0, host="elsewhere", pid=1)
+    here = {"host": socket.gethostname(), "pid": command.pid}
+    ended = threading.Event()
+
+    def go_on():
+        for said in range(12):  # for longer than one that says nothing
+            say(folders[6], said, **here)
+            time.sleep(0.1)
+        ended.set()
         command.kill()
         command.wait()
 
-    timer = threading.Timer(0.5, end)
-    timer.start()
-    after = Trial("trial_00000", {}, str(tmp_path), lambda trial: [])
-    after.restore(before.state())
-    timer.join()
-    assert [report["x"] for report in after.reports] == [2.0]
-    after.again()
-    assert after.reports == [] and not (after.folder / "metrics.jsonl").exists()  # without a checkpoint
+    say(folders[6], 0, **here)
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    told = []
+    _trial.wait_for_commands(folders, told.append)
+    assert ended.is_set()
+    thread.join()
+    assert len(told) == 1 and "commands of 6 trials of the program before (trial_00000, trial_00001, trial_00002, …)" in told[0]
+
+
+def test_a_trial_goes_on_without_what_was_reported_after_its_checkpoint(tmp_path):
+    from wingbeat.tune._trial import Trial
+
+    folder = tmp_path / "trial_00000"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"time": 1.0, "x": 2.0}\n{"time": 2.0, "x"')
+    trial = Trial.of(state_of("trial_00000", status="RUNNING"), str(tmp_path), lambda trial: [])
+    assert [report["x"] for report in trial.reports] == [2.0]
+    trial.again()
+    assert trial.reports == [] and not (folder / "metrics.jsonl").exists()  # without a checkpoint
+
+
+def test_a_damaged_report_and_missing_metrics_are_no_end_of_a_search(tmp_path):
+    from wingbeat.tune._trial import Trial
+
+    folder = tmp_path / "trial_00000"
+    (folder / "checkpoint_000000").mkdir(parents=True)
+    lines = ['{"time": 1.0, "x": 1.0}', '{"time": 1', "null", '{"x": 2.0}', '{"time": 2.0, "x": 3.0}']
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    trial = Trial.of(state_of("trial_00000"), str(tmp_path), print)
+    assert [report["x"] for report in trial.reports] == [1, 3]
+    trial.again()
+    (folder / "checkpoint_000000" / ".wingbeat-complete.json").write_text("{}")
+    trial.again()  # from a checkpoint whose metrics could not be written
+
+
+def test_what_a_failed_trial_left_stays_until_it_is_tried_anew(on_cluster, tmp_path):
+    folder = tmp_path / "search"
+    config = tune.TuneConfig(max_concurrent_trials=1)
+    leave(folder, [state_of(f"trial_{number:05}", status="ERROR") for number in range(2)], tune_config=config)
+    for number in range(2):
+        report_before(folder, f"trial_{number:05}", {"x": 1.0})
+        (folder / f"trial_{number:05}" / "output.txt").write_text("why it failed")
+
+    def looks(config):
+        other = Path(tune.get_context().get_trial_dir()).parent / "trial_00001"
+        return {"there": float((other / "output.txt").read_text().startswith("why"))}
+
+    grid = tune.Tuner.restore(folder, looks, restart_errored=True).fit()
+    assert [(result.metrics["there"], len(result.reports)) for result in grid] == [(1, 1), (0, 1)]
+
+
+def test_the_cause_of_a_failure_is_known_after_a_restore(fit, tmp_path):
+    grid = fit(lambda config: {}["nothing"])
+    (known,) = tune.Tuner.restore(grid.experiment_path, print).get_results().errors
+    assert isinstance(known.__cause__, KeyError) and str(known) == str(grid.errors[0])
+
+
+def test_a_damaged_state_is_named_with_its_file(tmp_path):
+    leave(tmp_path / "search", [])
+    (tmp_path / "search" / "tuner.pickle").write_bytes(b"")
+    with pytest.raises(RuntimeError, match="search/tuner.pickle is damaged, or needs a module .*EOFError"):
+        tune.Tuner.restore(tmp_path / "search", print)
+
+
+def test_as_many_trials_of_a_trainer_run_as_fit_with_the_ranks_that_are_tried(on_cluster, tmp_path):
+    def loop(config):
+        train.report({"x": 1.0})
+
+    asked = []
+
+    class Looks(Searcher):
+        def suggest(self, trial_id):
+            asked.append(trial_id)
+            return {"scaling_config": train.ScalingConfig(1)} if len(asked) <= 4 else None
+
+        def on_trial_complete(self, trial_id, result=None, error=False):
+            asked.append("end")
+
+    trainer = train.TorchTrainer(loop, scaling_config=train.ScalingConfig(4))
+    grid = tune.Tuner(
+        trainer, param_space={"scaling_config": train.ScalingConfig(1)}, tune_config=tune.TuneConfig(search_alg=Looks()),
+        run_config=tune.RunConfig(name="one", storage_path=tmp_path),
+    ).fit()
+    assert len(grid) == 4 and asked.index("end") >= 4  # and not one after the other
+
+
+def test_results_are_known_after_a_fit_and_after_a_restore(fit, tmp_path):
+    tuner = tune.Tuner(lambda config: {"x": 1.0}, run_config=tune.RunConfig(name="one", storage_path=tmp_path))
+    with pytest.raises(RuntimeError, match="there are no results yet"):
+        tuner.get_results()
+    grid = tuner.fit()
+    assert tuner.get_results() is grid
+    restored = tune.Tuner.restore(tmp_path / "one", print)
+    (result,) = restored.get_results()
+    assert result.metrics["x"] == 1.0 and result.path == grid[0].path and restored.get_results().experiment_path == grid.experiment_path
+    failing = tune.Tuner(
+        lambda config: 1 / 0, run_config=tune.RunConfig(name="two", storage_path=tmp_path),
+        tune_config=tune.TuneConfig(raise_on_failed_trial=True),
+    )
+    with pytest.raises(tune.TuneError) as raised:
+        failing.fit()
+    assert failing.get_results() is raised.value.results and failing.get_results().num_errors == 1
+
+
+def test_results_of_a_killed_search_are_known_before_it_goes_on(killed):
+    import search
+
+    grid = tune.Tuner.restore(killed, search.train).get_results()
+    assert [len(result.reports) for result in grid] == [4, 3, 3] and grid.num_errors == 1
+    assert grid[1].checkpoint is not None and grid[2].metrics["step"] == 2
+
+
+def test_a_search_is_restored_by_its_url_and_others_say_what_to_do(tmp_path):
+    folder = tmp_path / "a b"
+    leave(folder, [state_of("trial_00000")])
+    url = folder.as_uri()
+    assert "%20" in url and tune.Tuner.can_restore(url) and not tune.Tuner.can_restore(tmp_path.as_uri())
+    assert len(tune.Tuner.restore(url, print).get_results()) == 1
+    assert not tune.Tuner.can_restore("s3://bucket/search")
+    with pytest.raises(NotImplementedError, match="'s3://bucket/search'. is not supported: copy it to a folder that all nodes share"):
+        tune.Tuner.restore("s3://bucket/search", print)
+    with pytest.raises(NotImplementedError, match="storage_filesystem"):
+        tune.Tuner.restore(folder, print, storage_filesystem=object())
+    with pytest.raises(NotImplementedError, match="storage_filesystem"):
+        tune.Tuner.can_restore(folder, storage_filesystem=object())
+
+
+class Odd:
+    pass
+
+
+def space(**more):
+    return {
+        "lr": tune.loguniform(1e-3, 1), "layers": tune.grid_search([1, 2]), "of": {"kind": tune.choice(["a", ("b", 1)])},
+        "made": tune.sample_from(lambda config: config["lr"] * 2), "steps": [tune.randint(1, 9), 3], "object": Odd(), "none": None,
+        "nan": math.nan, **more,
+    }
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("lr", tune.loguniform(1e-4, 1)),
+        ("lr", tune.uniform(1e-3, 1)),
+        ("layers", tune.grid_search([1, 3])),
+        ("layers", 1),
+        ("of/kind", {"kind": tune.choice(["a", ("b", 2)])}),
+        ("made", tune.sample_from(lambda config: config["lr"] * 3)),
+        ("steps/0", [tune.randint(1, 8), 3]),
+        ("more", 1),
+        ("none", 0),
+    ],
+)
+def test_a_restored_search_has_the_space_that_it_had(tmp_path, name, value):
+    folder = tmp_path / "search"
+    leave(folder, [state_of("trial_00000")], param_space=space())
+    tune.Tuner.restore(folder, print, param_space=space())
+    changed = space(**{name.split("/")[0]: value})
+    with pytest.raises(ValueError, match=f"param_space differs in '{name}' from that of the trials in .*search"):
+        tune.Tuner.restore(folder, print, param_space=changed)
 
 
 def test_trials_that_ran_may_be_left_and_the_same_values_are_drawn(killed, tmp_path):
@@ -842,6 +1132,37 @@ def test_searchers_and_schedulers_go_on_where_they_were():
     asha = ASHAScheduler(metric="y", mode="min", max_t=10)
     assert asha.on_trial_result("a", {"training_iteration": 1, "y": 1.0}) == CONTINUE
     assert cloudpickle.loads(cloudpickle.dumps(asha)).on_trial_result("b", {"training_iteration": 1, "y": 2.0}) == STOP
+
+
+def test_a_search_that_goes_on_calls_functions_of_earlier_trials_no_more():
+    import cloudpickle
+
+    numbers = iter(range(100))
+    space = {"seed": tune.sample_from(lambda: next(numbers)), "x": tune.uniform(0, 1), "n": tune.grid_search([1, 2, 3])}
+    search = BasicVariantGenerator(random_state=3)
+    search.begin(space, 2, None, None)
+    assert [search.suggest("")["seed"] for _ in range(2)] == [0, 1]
+    copy = cloudpickle.loads(cloudpickle.dumps(search))
+    rest = [copy.suggest("") for _ in range(5)]
+    assert [(config["seed"], config["n"]) for config in rest[:4]] == [(2, 3), (3, 1), (4, 2), (5, 3)] and rest[4] is None
+    assert [search.suggest("")["x"] for _ in range(4)] == [config["x"] for config in rest[:4]]
+
+
+def test_a_search_of_optuna_whose_failed_trials_are_tried_again_may_be_killed_once_more(on_cluster, tmp_path):
+    folder = tmp_path / "search"
+    search = OptunaSearch(metric="x", mode="max", seed=1)
+    search.begin({"lr": tune.uniform(0, 1)}, 2, None, None)
+    for number in range(2):
+        trial_id = f"trial_{number:05}"
+        search.suggest(trial_id)
+        search.on_trial_complete(trial_id, error=True)
+    trials = [state_of("trial_00000", status="RUNNING"), state_of("trial_00001", status="ERROR")]
+    leave(folder, trials, searcher=search, known=["trial_00000"], tune_config=tune.TuneConfig(metric="x", mode="max"))
+    for number in range(2):
+        report_before(folder, f"trial_{number:05}", {"x": 1.0})
+    grid = tune.Tuner.restore(folder, lambda config: {"x": 2.0}, resume_errored=True).fit()
+    assert [result.metrics["x"] for result in grid] == [2, 2]
+    search.on_trial_result("trial_00000", {"x": 1.0, "training_iteration": 1})  # which it does not know any more
 
 
 def test_two_searches_of_one_name_do_not_mix(four_cpus, write, tmp_path):
@@ -952,6 +1273,76 @@ def test_in_a_terminal_a_table_shows_the_trials(four_cpus, write, tmp_path):
     text = shown.decode()
     assert "parameters" in text and "rate=0.5" in text, text
     assert "2 done, 0 failed; best loss 0.25 of trial_00001 (rate=0.25)" in text, text
+
+
+def test_what_a_program_prints_goes_where_its_output_does_beside_the_table(four_cpus, write, tmp_path):
+    program = write("prints.py", """
+        from wingbeat import tune
+
+        class Prints(tune.search.Searcher):
+            left = 1
+
+            def suggest(self, trial_id):
+                self.left -= 1
+                return {} if self.left >= 0 else None
+
+            def on_trial_complete(self, trial_id, result=None, error=False):
+                print("MINE", trial_id, flush=True)
+
+        if __name__ == "__main__":
+            config = tune.TuneConfig(search_alg=Prints())
+            tune.Tuner(lambda config: {"x": 1.0}, tune_config=config, run_config=tune.RunConfig(storage_path="runs")).fit()
+    """)
+    ours, theirs = pty.openpty()
+    with open(tmp_path / "out", "wb") as out:
+        process = subprocess.Popen([sys.executable, program], env={**four_cpus, "TERM": "xterm"}, cwd=tmp_path, stdout=out, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # it has ended
+        while more := os.read(ours, 65536):
+            shown += more
+    os.close(ours)
+    assert process.wait(DEADLINE_SECONDS) == 0, shown
+    assert (tmp_path / "out").read_text() == "MINE trial_00000\n" and b"MINE" not in shown
+
+
+def test_lines_say_how_far_trials_are_when_that_has_changed(monkeypatch):
+    from wingbeat._trials import _display
+    from wingbeat._trials._trial import ERROR, RUNNING, TERMINATED, Trial
+
+    class Told(Trial):
+        parameters = "x=1"
+
+        def _run(self):
+            pass
+
+    def trial(name, status, **reported):
+        made = Told(name)
+        made.status, made.launched, made.began = status, 1.0, 2.0
+        made.reports = [reported] if reported else []
+        return made
+
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr(_display, "_LINE_S", 0)
+    display = _display.Display("loss", "min")
+    trials = [trial("a", RUNNING), trial("b", TERMINATED, loss=0.25), trial("c", ERROR), trial("d", TERMINATED, loss=math.nan)]
+    trials[0].began = 0.0  # it waits
+    for _ in range(2):
+        display.update(trials)
+    display.update(trials, is_last=True)
+    trials[0].began = 2.0
+    display.update(trials)
+    best = "2 done, 1 failed; best loss 0.25 of b (x=1)"
+    assert shown.getvalue() == f"wingbeat tune: 0 running, {best}\nwingbeat tune: 1 running, {best}\n"
+    monkeypatch.setattr(_display, "_LINE_S", 60)
+    quiet = _display.Display(None, None, title="CrossValidator", is_quiet=True)
+    shown.truncate(0)
+    quiet.update(trials)
+    quiet.update(trials, is_last=True)
+    assert shown.getvalue() == ""
+    monkeypatch.setattr("sys.stderr", None)  # as in a program without a console
+    _display.Display(None, None).update(trials)
 
 
 def test_the_documented_program_runs(four_cpus, write, tmp_path):

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from wingbeat._files import _contents
+
 if TYPE_CHECKING:
     import pyarrow
 
 
-def write_function(
-    path: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], returns: str
-) -> None:
+def write_function(path: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], returns: str) -> None:
     """Writes a function with its arguments, as `_function.py` reads it.
 
     Args:
@@ -72,6 +72,7 @@ def write_parts(table: pyarrow.Table, folder: str, ranks: int) -> None:
     """
     import pyarrow
 
+    table = _contents.marked(table)
     ends = [table.num_rows * rank // ranks for rank in range(ranks + 1)]
     for rank, (begin, end) in enumerate(zip(ends, ends[1:])):
         with pyarrow.ipc.new_file(os.path.join(folder, f"{rank}.arrow"), table.schema) as file:

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wingbeat import _sending
+from wingbeat import _job, _sending
 from wingbeat._command import binary, local_gpus
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 from wingbeat._launcher import Launcher
@@ -51,9 +51,12 @@ class TorchDistributor:
         layout: "torchrun", "virtual" (as torchrun's `--virtual-local-rank`), or "spark" for what pyspark's gives to ranks
             on a cluster: each is LOCAL_RANK 0 of 1 with its own GPU, as Lightning expects it with
             `devices=1, num_nodes=num_processes`.
+        namespace: The namespace of a run's job, to which quotas apply; None for `$WINGBEAT_NAMESPACE`, and without that a new
+            one.
+        priority: Whose ranks are placed first: those of the job with the larger number.
 
     Raises:
-        ValueError: `num_processes` is not positive, or there is no such layout.
+        ValueError: `num_processes` is not positive, there is no such layout, or a namespace or priority makes no sense.
         RuntimeError: GPUs are asked for where none are, or no cluster is named.
     """
 
@@ -68,15 +71,17 @@ class TorchDistributor:
         env: Mapping[str, str] | None = None,
         storage: str | os.PathLike[str] | None = None,
         layout: str = "torchrun",
+        namespace: str | None = None,
+        priority: int = 0,
     ) -> None:
+        _job.check(namespace, priority)
         if layout not in ("torchrun", "virtual", "spark"):
             raise ValueError(f'layout has to be "torchrun", "virtual" or "spark", and is {layout!r}')
         if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
             raise ValueError(f"num_processes has to be a positive integer, and is {num_processes!r}")
         if not local_mode and not os.environ.get("WINGBEAT_ADDRESS"):
             raise RuntimeError(
-                "local_mode=False runs on a cluster: set WINGBEAT_ADDRESS to its head's host:port "
-                "(`wingbeat head` prints it)"
+                "local_mode=False runs on a cluster: set WINGBEAT_ADDRESS to its head's host:port (`wingbeat head` prints it)"
             )
         if local_mode and use_gpu:
             there = local_gpus()
@@ -84,8 +89,7 @@ class TorchDistributor:
                 raise RuntimeError("use_gpu=True, and this machine has no GPU; use_gpu=False trains on CPUs")
             if num_processes > there:
                 warnings.warn(
-                    f"num_processes is {num_processes}, and this machine has {there} GPUs: "
-                    f"num_processes is reduced to {there}",
+                    f"num_processes is {num_processes}, and this machine has {there} GPUs: num_processes is reduced to {there}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -97,6 +101,7 @@ class TorchDistributor:
         self.warm = warm
         self.env = {str(name): str(value) for name, value in (env or {}).items()}
         self.layout = layout
+        self.namespace, self.priority = namespace, priority
         self.storage = None if storage is None else os.fspath(storage)
         self.files: dict[str, str] = {}  # texts that each rank finds as files, by name
         self.options: list[str] = []  # what follows the arguments of scripts and functions
@@ -188,7 +193,8 @@ class TorchDistributor:
         datasets: Mapping[str, FileDataset] | None = None,
     ) -> Any:
         try:
-            finished = self._launcher().function(
+            name = getattr(function, "__name__", type(function).__name__)
+            finished = self._launcher([f"--job-name={name}"]).function(
                 function,
                 args,
                 kwargs,
@@ -205,8 +211,9 @@ class TorchDistributor:
     def _layout(self) -> list[str]:
         return ["--workers", str(self.num_processes)]
 
-    def _launcher(self) -> Launcher:
-        options = [*self._layout(), "--gpus-per-worker", "1" if self.use_gpu else "0"]
+    def _launcher(self, more: Sequence[str] = ()) -> Launcher:
+        options = [*self._layout(), *more, "--gpus-per-worker", "1" if self.use_gpu else "0"]
+        options += _job.options(self.namespace, self.priority)
         options += ["--max-failures", str(self.max_failures), "--layout", self.layout, "--unprefixed"]
         options += [] if self.warm else ["--cold"]
         options += [] if self.storage is None else ["--storage", self.storage]

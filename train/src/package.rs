@@ -8,13 +8,14 @@ use std::sync::OnceLock;
 use crate::cache;
 
 /// Files of the package, by their paths in it.
-const FILES: [(&str, &str); 87] = [
+const FILES: [(&str, &str); 90] = [
     ("__init__.py", include_str!("../python/__init__.py")),
     ("_command.py", include_str!("../python/_command.py")),
     ("_errors.py", include_str!("../python/_errors.py")),
     ("_exceptions.py", include_str!("../python/_exceptions.py")),
     ("_function.py", include_str!("../python/_function.py")),
     ("_interrupts.py", include_str!("../python/_interrupts.py")),
+    ("_job.py", include_str!("../python/_job.py")),
     ("_launcher.py", include_str!("../python/_launcher.py")),
     ("_lazy.py", include_str!("../python/_lazy.py")),
     ("_own_folder.py", include_str!("../python/_own_folder.py")),
@@ -88,7 +89,9 @@ const FILES: [(&str, &str); 87] = [
     ("tune/_config.py", include_str!("../python/tune/_config.py")),
     ("tune/_experiment.py", include_str!("../python/tune/_experiment.py")),
     ("tune/_grid.py", include_str!("../python/tune/_grid.py")),
+    ("tune/_same.py", include_str!("../python/tune/_same.py")),
     ("tune/_space.py", include_str!("../python/tune/_space.py")),
+    ("tune/_terminated.py", include_str!("../python/tune/_terminated.py")),
     ("tune/_tied.py", include_str!("../python/tune/_tied.py")),
     ("tune/_trainable.py", include_str!("../python/tune/_trainable.py")),
     ("tune/_trial.py", include_str!("../python/tune/_trial.py")),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 PARQUET, ARROW = "parquet", "arrow"
 _ENDINGS = {".parquet": PARQUET, ".pq": PARQUET, ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW}
+# What a table's schema says of its columns with nulls.
+_MARK = b"wingbeat.with_nulls"
 # How both kinds of files begin.
 _MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
 
@@ -52,6 +55,7 @@ class Inspected:
         nbytes: The size of its rows, uncompressed; 0 if it does not say.
         size: Its bytes.
         modified_ns: When it was changed last, of a file on this machine.
+        with_nulls: Columns of integers and booleans that have nulls, as far as a Parquet file says so.
     """
 
     kind: str
@@ -60,6 +64,7 @@ class Inspected:
     nbytes: int
     size: int
     modified_ns: int | None
+    with_nulls: frozenset[str] = frozenset()
 
 
 def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
@@ -87,7 +92,8 @@ def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
                 about = pyarrow.parquet.ParquetFile(source)
                 groups = [about.metadata.row_group(number) for number in range(about.metadata.num_row_groups)]
                 rows, nbytes = tuple(group.num_rows for group in groups), sum(group.total_byte_size for group in groups)
-                return Inspected(kind, rows, about.schema_arrow, nbytes, source.size(), modified_ns)
+                with_nulls = _with_nulls(groups, about.schema_arrow)
+                return Inspected(kind, rows, about.schema_arrow, nbytes, source.size(), modified_ns, with_nulls)
         with source_of(filesystem, path) as source:
             schema = pyarrow.ipc.open_file(source).schema
             # One column says how many rows there are. Others are not decompressed.
@@ -114,10 +120,67 @@ def first_difference(
         Its name, and its type in each, None where it is missing; None if there is no such column.
     """
     for name in names:
-        here, there = (schema.field(name).type if name in schema.names else None for schema in (first, other))
-        if here is None or there is None or not here.equals(there):
-            return name, here, there
+        here, there = ([schema.field(number).type for number in schema.get_all_field_indices(name)] for schema in (first, other))
+        if not here or here != there:
+            return name, here[0] if here else None, there[0] if there else None
     return None
+
+
+def is_changed_by_nulls(kind: pyarrow.DataType) -> bool:
+    """Whether arrays of a column have another type where it has nulls: integers and booleans have no value for one.
+
+    Args:
+        kind: The type of the column.
+    """
+    import pyarrow
+
+    kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_boolean(kind))
+
+
+def marked(table: pyarrow.Table) -> pyarrow.Table:
+    """A table that says which of its columns have such nulls, for those who have some of its rows.
+
+    Args:
+        table: The table.
+    """
+    columns = zip(table.schema, table.columns)
+    names = [field.name for field, column in columns if is_changed_by_nulls(field.type) and column.null_count]
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), _MARK: json.dumps(names)}) if names else table
+
+
+def unmarked(table: pyarrow.Table) -> tuple[pyarrow.Table, frozenset[str]]:
+    """A table without what `marked` has said in it.
+
+    Args:
+        table: The table.
+
+    Returns:
+        It, and the names of the columns.
+    """
+    said = dict(table.schema.metadata or {})
+    names = said.pop(_MARK, None)
+    return (table, frozenset()) if names is None else (table.replace_schema_metadata(said or None), frozenset(json.loads(names)))
+
+
+def _with_nulls(groups: Sequence[Any], schema: pyarrow.Schema) -> frozenset[str]:
+    looked_for = {field.name for field in schema if is_changed_by_nulls(field.type)}
+    found: set[str] = set()
+    if not groups or not looked_for:
+        return frozenset()
+    # Columns are the same in all row groups.
+    numbers = [
+        (name, number)
+        for number in range(groups[0].num_columns)
+        if (name := groups[0].column(number).path_in_schema) in looked_for
+    ]
+    for group in groups:
+        for name, number in numbers:
+            if name not in found:
+                about = group.column(number).statistics
+                if about is not None and about.has_null_count and about.null_count:
+                    found.add(name)
+    return frozenset(found)
 
 
 def local_stamp(filesystem: Any, path: str) -> tuple[int | None, int | None]:

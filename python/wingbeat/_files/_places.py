@@ -57,6 +57,18 @@ def filesystem_of(path: str) -> tuple[Any, str]:
             raise UnreadableError(path, f"pyarrow: {own}; fsspec: {error}") from error
 
 
+def absolute(filesystem: Any, path: str) -> str:
+    """A path as other processes take it, which have other working directories.
+
+    Args:
+        filesystem: The `pyarrow.fs.FileSystem` in which it is.
+        path: The path.
+    """
+    from pyarrow import fs
+
+    return os.path.abspath(os.path.expanduser(path)) if isinstance(filesystem, fs.LocalFileSystem) else path
+
+
 def files_below(filesystem: Any, inner: str, path: str, ending: str = "") -> list[str] | None:
     """The files of a folder and below, in the order of their paths, without those that begin with "_" or ".", or are in such
     a folder.

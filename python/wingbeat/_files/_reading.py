@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wingbeat._files._contents import PARQUET, DataFile, local_stamp, source_of
@@ -20,9 +22,12 @@ _READ_LOCALLY, _READ_REMOTELY = 1 << 16, 1 << 20
 # How many Parquet files are kept open: as many as there are lanes without further options. Footers take about nine times of
 # what they take in the file.
 _OPEN_FILES, _OPEN_FOOTER_BYTES = 8, 2 << 20
-# How much of a row group is decoded together; after how much freed memory is given back, which takes one or two milliseconds;
-# and by how much the process must have grown for that.
-_TOGETHER_BYTES, _GIVEN_BACK_BYTES, _GROWN_BYTES = 8 << 20, 16 << 20, 48 << 20
+# How much of a row group is decoded together. What fits into a cache of the processor takes two thirds of the time that more
+# takes, as long as its memory is free again before the next columns are decoded. A storage elsewhere takes long to answer.
+_TOGETHER_BYTES, _TOGETHER_REMOTELY_BYTES = 1 << 20, 8 << 20
+# After how much freed memory is given back, which takes one or two milliseconds, and by how much the process must have grown
+# for that.
+_GIVEN_BACK_BYTES, _GROWN_BYTES = 16 << 20, 48 << 20
 
 
 class OpenFiles:
@@ -101,9 +106,23 @@ def _parquet_file(source: Any, buffer_size: int, metadata: Any = None, pre_buffe
     )
 
 
-def rows_of(
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a unit.
+
+    Attributes:
+        num_rows: How many.
+        tables: The rows, some columns at a time: tables that together have each column once. They are decoded as they are asked
+            for, before the next piece is.
+    """
+
+    num_rows: int
+    tables: Iterator[pyarrow.Table]
+
+
+def pieces_of(
     files: OpenFiles, file: DataFile, unit: int, schema: pyarrow.Schema, *, skipped: int = 0, piece_rows: int
-) -> Iterator[pyarrow.Table]:
+) -> Iterator[Piece]:
     """Reads the rows of a unit, a piece at a time.
 
     Args:
@@ -115,29 +134,58 @@ def rows_of(
         piece_rows: The most rows of a piece.
 
     Yields:
-        Tables.
+        The pieces.
 
     Raises:
         UnreadableError: The file is not to be had here, is damaged, or has changed since it was looked into.
     """
+    constants = dict(file.constants)
+    own = [name for name in schema.names if name not in constants]
+    with _of_file(file):
+        for rows, tables in _pieces(files, file, unit, own, piece_rows):
+            if skipped < rows:
+                yield Piece(rows - skipped, _columns(file, tables, schema, rows, skipped))
+            skipped = max(0, skipped - rows)
+
+
+def rows_of(
+    files: OpenFiles, file: DataFile, unit: int, schema: pyarrow.Schema, *, skipped: int = 0, piece_rows: int
+) -> Iterator[pyarrow.Table]:
+    """As `pieces_of`, with all columns of a piece in a table.
+
+    Args:
+        files: As `pieces_of`.
+        file: As `pieces_of`.
+        unit: As `pieces_of`.
+        schema: As `pieces_of`.
+        skipped: As `pieces_of`.
+        piece_rows: As `pieces_of`.
+
+    Yields:
+        Tables.
+
+    Raises:
+        UnreadableError: As `pieces_of`.
+    """
     import pyarrow
 
-    constants = dict(file.constants)
-    columns = schema.names
-    own = [name for name in columns if name not in constants]
+    for piece in pieces_of(files, file, unit, schema, skipped=skipped, piece_rows=piece_rows):
+        tables = list(piece.tables)
+        if len(tables) > 1:
+            columns = {name: table.column(name) for table in tables for name in table.column_names}
+            tables = [pyarrow.table([columns[name] for name in schema.names], schema=schema)]
+        if file.kind == PARQUET:
+            files.has_read(tables[0].nbytes)
+        yield tables[0]
+
+
+@contextlib.contextmanager
+def _of_file(file: DataFile) -> Iterator[None]:
+    """Makes an `UnreadableError` of what reading a file raises."""
+    import pyarrow
+
     try:
-        for table in _tables(files, file, unit, own, piece_rows):
-            if skipped >= table.num_rows:
-                skipped -= table.num_rows
-                continue
-            table = table.slice(skipped)
-            skipped = 0
-            for name, value in constants.items():
-                if name in columns:
-                    kind = schema.field(name).type
-                    table = table.append_column(name, pyarrow.repeat(pyarrow.scalar(value, kind), table.num_rows))
-            table = table.select(columns)
-            yield table if table.schema.equals(schema) else table.cast(schema)
+        yield
     except FileNotFoundError as error:
         where = f"it is not there on {socket.gethostname()}: ranks need a folder that all nodes share, or a URL"
         raise UnreadableError(file.path, where) from error
@@ -145,7 +193,40 @@ def rows_of(
         raise UnreadableError(file.path, reason(error)) from error
 
 
-def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], piece_rows: int) -> Iterator[pyarrow.Table]:
+def _columns(
+    file: DataFile, tables: Iterator[pyarrow.Table], schema: pyarrow.Schema, rows: int, skipped: int
+) -> Iterator[pyarrow.Table]:
+    """The columns of a piece as they are wanted, with those that are in no file."""
+    import pyarrow
+
+    with _of_file(file):
+        for table in tables:
+            table = table.slice(skipped)
+            wanted = pyarrow.schema([schema.field(name) for name in table.column_names])
+            yield table if table.schema.equals(wanted) else _cast(table, wanted)
+            del table  # before the next one is decoded, which then uses its memory again
+        for name, value in file.constants:
+            if name in schema.names:
+                field = schema.field(name)
+                column = pyarrow.repeat(pyarrow.scalar(value, field.type), rows - skipped)
+                yield pyarrow.table([column], schema=pyarrow.schema([field]))
+
+
+def _cast(table: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
+    import pyarrow
+    import pyarrow.compute
+
+    for number, field in enumerate(table.schema):
+        if pyarrow.types.is_run_end_encoded(field.type):
+            chunks = [pyarrow.compute.run_end_decode(chunk) for chunk in table.column(number).chunks]
+            table = table.set_column(number, field.name, pyarrow.chunked_array(chunks, field.type.value_type))
+    return table.cast(schema)
+
+
+def _pieces(
+    files: OpenFiles, file: DataFile, unit: int, columns: list[str], piece_rows: int
+) -> Iterator[tuple[int, Iterator[pyarrow.Table]]]:
+    """The pieces of a unit: how many rows each has, and their columns, decoded as they are asked for."""
     import pyarrow
     import pyarrow.fs
 
@@ -162,13 +243,12 @@ def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], pie
         _check(file, number < groups.num_row_groups and groups.row_group(number).num_rows == rows)
         _check(file, set(columns) <= set(reader.schema_arrow.names))
         if is_whole:
-            whole = _whole(reader, number, columns, files)
-            del reader, groups
-            yield whole
+            del groups
+            yield rows, _whole(reader, number, columns, is_here)
             return
         for batch in reader.iter_batches(piece_rows, row_groups=[number], columns=columns, use_threads=False):
-            files.has_read(batch.nbytes)
-            yield pyarrow.Table.from_batches([batch])
+            yield batch.num_rows, iter([pyarrow.Table.from_batches([batch])])
+            del batch
         return
     with source_of(filesystem, file.path) as source:
         _check(file, file.size in (None, source.size()))
@@ -181,32 +261,28 @@ def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], pie
         batch = opened.get_batch(number)
         _check(file, batch.num_rows == rows)
         batch.validate(full=True)  # an offset beyond the end would kill the process
-        yield pyarrow.Table.from_batches([batch])
+        yield rows, iter([pyarrow.Table.from_batches([batch]).select(columns)])
 
 
-def _whole(reader: Any, number: int, columns: list[str], files: OpenFiles) -> pyarrow.Table:
-    """A row group, some columns at a time: pyarrow's allocator keeps for a while what was read and decompressed of each."""
-    import pyarrow
-
+def _whole(reader: Any, number: int, columns: list[str], is_here: bool) -> Iterator[pyarrow.Table]:
+    """A row group, some columns at a time."""
     if not columns:  # which has its number of rows
-        return reader.read_row_group(number, columns=columns, use_threads=False)
+        yield reader.read_row_group(number, columns=columns, use_threads=False)
+        return
     about = reader.metadata.row_group(number)
     sizes = dict.fromkeys(columns, 0)
     for column in range(about.num_columns):
         name = about.column(column).path_in_schema.partition(".")[0]
         if name in sizes:
             sizes[name] += about.column(column).total_uncompressed_size
-    parts, some, size = [], [], 0
+    most = _TOGETHER_BYTES if is_here else _TOGETHER_REMOTELY_BYTES
+    some, size = [], 0
     for name in columns:
         some.append(name)
         size += sizes[name]
-        if size >= _TOGETHER_BYTES or name == columns[-1]:
-            parts.append(reader.read_row_group(number, columns=some, use_threads=False))
-            files.has_read(parts[-1].nbytes)
+        if size >= most or name == columns[-1]:
+            yield reader.read_row_group(number, columns=some, use_threads=False)
             some, size = [], 0
-    if len(parts) == 1:
-        return parts[0]
-    return pyarrow.table({name: part.column(name) for part in parts for name in part.column_names})
 
 
 def _check(file: DataFile, is_as_before: bool) -> None:

@@ -27,9 +27,7 @@ class Display:
         is_quiet: Whether nothing is shown of what ends before the first line is due.
     """
 
-    def __init__(
-        self, metric: str | None, mode: str | None, *, title: str = "wingbeat tune", is_quiet: bool = False
-    ) -> None:
+    def __init__(self, metric: str | None, mode: str | None, *, title: str = "wingbeat tune", is_quiet: bool = False) -> None:
         self._metric, self._mode, self._title = metric, mode, title
         self._shown = time.monotonic() if is_quiet else 0.0
         self._is_quiet = is_quiet
@@ -48,7 +46,9 @@ class Display:
         except ImportError:
             yield
             return
-        with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as self._live:
+        # What the program itself prints is shown above the table, unless it goes elsewhere.
+        is_shown = sys.stdout is not None and sys.stdout.isatty()
+        with Live(console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=is_shown) as self._live:
             yield
         self._live = None
 

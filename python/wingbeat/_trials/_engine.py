@@ -50,7 +50,7 @@ class Engine(ABC, Generic[T]):
                         self.has_more = False
                         for trial in self.running():
                             self.stop_early(trial)
-                    while self.has_more and len(self.running()) < self.most:
+                    while self.has_more and self.has_room():
                         self._start_next()
                     if not self.running():
                         break
@@ -63,6 +63,10 @@ class Engine(ABC, Generic[T]):
     def running(self) -> list[T]:
         """Those that run."""
         return [trial for trial in self.trials if trial.status == RUNNING]
+
+    def has_room(self) -> bool:
+        """Whether another one is to be started now, if there are more."""
+        return len(self.running()) < self.most
 
     @abstractmethod
     def next_trial(self) -> T | None:

@@ -87,10 +87,19 @@ class Trial(ABC):
         self.ended = time.time()
         self.status = TERMINATED if self.error is None else ERROR
 
-    def join(self) -> None:
-        """Waits until it has ended."""
-        if self._thread is not None:
-            self._thread.join()
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until it has ended.
+
+        Args:
+            timeout: For how many seconds at most; None for as long as it takes.
+
+        Returns:
+            Whether it has.
+        """
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
 
 def is_number(value: float | None) -> bool:

@@ -81,6 +81,7 @@ class FileSource(Source):
     def schema(self, columns: Sequence[str]) -> pyarrow.Schema:
         import pyarrow
 
+        self.require(columns)
         return pyarrow.schema([self._schema.field(name) for name in columns])
 
     def nbytes(self, columns: Sequence[str]) -> int:
@@ -218,9 +219,7 @@ def _find(path: str) -> list[tuple[Any, str]]:
     return [(filesystem, file) for file in files]
 
 
-def _read(
-    part: _Part, first: int, schema: pyarrow.Schema, start: int, stop: int, is_named: bool
-) -> Iterator[Batch]:
+def _read(part: _Part, first: int, schema: pyarrow.Schema, start: int, stop: int, is_named: bool) -> Iterator[Batch]:
     """The rows of a file from `start` to `stop`. Its own first row is `first`. Errors name it if there are others."""
     import numpy
 

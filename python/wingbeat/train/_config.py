@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from wingbeat import _job
 from wingbeat.train._unsupported import refuse
 
 # The most failures that `wingbeat train` takes: with one attempt more, the number of attempts still fits.
@@ -234,9 +235,13 @@ class RunConfig:
             has failed. Wingbeat's own.
         hang_timeout_s: After how many seconds without output or report the ranks' stacks are shown. Wingbeat's own.
         warm: Whether ranks are forked from a process that has torch imported. Wingbeat's own.
+        namespace: The namespace of the run's job, to which quotas apply; None for `$WINGBEAT_NAMESPACE`, and without that a
+            new one. Wingbeat's own.
+        priority: Whose ranks are placed first: those of the job with the larger number. Wingbeat's own.
 
     Raises:
         ValueError: A value makes no sense.
+        TypeError: A name or a namespace is no text.
         NotImplementedError: A value is refused.
     """
 
@@ -250,6 +255,8 @@ class RunConfig:
     grace_s: float = 30.0
     hang_timeout_s: float = 600.0
     warm: bool = True
+    namespace: str | None = None
+    priority: int = 0
     env: dict[str, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -259,6 +266,7 @@ class RunConfig:
             not self.name or "/" in self.name or self.name in (".", "..") or not self.name.isprintable()
         ):
             raise ValueError(f"a run's name is the name of a folder; {self.name!r} cannot be one")
+        _job.check(self.namespace, self.priority)
         if self.storage_filesystem is not None:
             raise refuse(
                 "RunConfig(storage_filesystem=…)",
@@ -290,7 +298,7 @@ class RunConfig:
         folder = (self.worker_runtime_env or {}).get("working_dir")
         if folder is not None:
             options += ["--working-dir", os.fspath(folder)]
-        return options
+        return [*options, *_job.options(self.namespace, self.priority)]
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from wingbeat._files import _contents
 from wingbeat.train import _formats
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ class DatasetShard:
 
     Args:
         table: The rows.
+        with_nulls: The columns of integers and booleans that have nulls, here or on another rank.
     """
 
-    def __init__(self, table: pyarrow.Table) -> None:
-        self.table = table
+    def __init__(self, table: pyarrow.Table, with_nulls: Collection[str] = ()) -> None:
+        self.table, self._with_nulls = table, with_nulls
         self._iterations = 0
 
     def __len__(self) -> int:
@@ -35,7 +37,7 @@ class DatasetShard:
         return self.table[key]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("table", "_iterations"):  # not made yet: as while it is unpickled
+        if name in ("table", "_iterations", "_with_nulls"):  # not made yet: as while it is unpickled
             raise AttributeError(name)
         return getattr(self.table, name)
 
@@ -80,7 +82,7 @@ class DatasetShard:
         Raises:
             ValueError: The format or the size is none of these.
         """
-        made = _formats.maker(batch_format)
+        made = _formats.maker(batch_format, self._with_nulls)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         table = self.table
@@ -132,6 +134,7 @@ class DatasetShard:
 
         Raises:
             TypeError: A column holds what tensors cannot hold.
+            KeyError: `dtypes` names a column that is not there.
         """
         batches = self.iter_batches(
             batch_size=batch_size,
@@ -168,4 +171,4 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
     import pyarrow
 
     with pyarrow.memory_map(path) as source:
-        return DatasetShard(pyarrow.ipc.open_file(source).read_all())
+        return DatasetShard(*_contents.unmarked(pyarrow.ipc.open_file(source).read_all()))

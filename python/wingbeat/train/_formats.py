@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas
     import pyarrow
     import torch
 
 
-def maker(batch_format: str) -> Callable[[pyarrow.Table], Any]:
+def maker(batch_format: str, with_nulls: Collection[str] = ()) -> Callable[[pyarrow.Table], Any]:
     """What makes a batch of a table.
 
     Args:
         batch_format: "numpy" or "default" (a dict of arrays), "pandas" or "pyarrow".
+        with_nulls: The columns of integers and booleans that have nulls, in these rows or in others. They have the type that
+            nulls need in all batches.
 
     Returns:
         The function.
@@ -23,9 +26,9 @@ def maker(batch_format: str) -> Callable[[pyarrow.Table], Any]:
         ValueError: It is none of these.
     """
     made: Mapping[str, Callable[[pyarrow.Table], Any]] = {
-        "default": arrays,
-        "numpy": arrays,
-        "pandas": lambda batch: batch.to_pandas(),
+        "default": lambda batch: arrays(batch, with_nulls),
+        "numpy": lambda batch: arrays(batch, with_nulls),
+        "pandas": lambda batch: _frame(batch, with_nulls),
         "pyarrow": lambda batch: batch,
     }
     if batch_format not in made:
@@ -33,16 +36,61 @@ def maker(batch_format: str) -> Callable[[pyarrow.Table], Any]:
     return made[batch_format]
 
 
-def arrays(batch: pyarrow.Table) -> dict[str, Any]:
+def is_arrays(batch_format: str) -> bool:
+    """Whether batches of this format are dicts of arrays.
+
+    Args:
+        batch_format: As for `maker`.
+    """
+    return batch_format in ("default", "numpy")
+
+
+def arrays(batch: pyarrow.Table, with_nulls: Collection[str] = (), is_own: bool = False) -> dict[str, Any]:
     """The columns as arrays. Lists of the same length in each row are arrays of two dimensions.
 
     Args:
         batch: The rows.
+        with_nulls: As for `maker`.
+        is_own: Whether nobody else reads these rows: arrays of numbers may be written then, unless they lie in a file.
 
     Returns:
         An array for each column.
     """
-    return {name: _array(batch.column(name)) for name in batch.column_names}
+    made = {name: _array(batch.column(name)) for name in batch.column_names}
+    for name, array in made.items():
+        if name in with_nulls:
+            made[name] = array.astype(_with_nulls(batch.schema.field(name).type), copy=False)
+        elif is_own and not array.flags.writeable:
+            made[name] = _writable(batch.column(name), array)
+    return made
+
+
+def _frame(batch: pyarrow.Table, with_nulls: Collection[str]) -> pandas.DataFrame:
+    frame = batch.to_pandas()
+    kinds = {name: batch.schema.field(name).type for name in batch.column_names if name in with_nulls}
+    # Categories stay categories.
+    return frame.astype({name: _with_nulls(kind) for name, kind in kinds.items() if not hasattr(kind, "value_type")})
+
+
+def _with_nulls(kind: pyarrow.DataType) -> str:
+    """The type of an array of integers or booleans with nulls."""
+    import pyarrow
+
+    kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    return "object" if pyarrow.types.is_boolean(kind) else "float64"
+
+
+def _writable(column: pyarrow.ChunkedArray, array: Any) -> Any:
+    """An array over the memory of a column, which may be written if that may; otherwise the one that is given."""
+    import numpy
+    import pyarrow
+
+    is_number = pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
+    if not is_number or column.num_chunks != 1 or column.null_count or not column.chunk(0).buffers()[1].is_mutable:
+        return array
+    chunk = column.chunk(0)
+    data, begin = chunk.buffers()[1], chunk.offset * array.itemsize
+    return numpy.frombuffer(data, array.dtype, count=len(chunk), offset=begin)
 
 
 def tensors(
@@ -58,7 +106,8 @@ def tensors(
         collate_fn: Makes something else of a batch, which it gets as a dict of arrays.
 
     Returns:
-        The function. It raises a TypeError for a column that holds what tensors cannot hold.
+        The function. It raises a TypeError for a column that holds what tensors cannot hold, and a KeyError for the type of a
+        column that is not there.
 
     Raises:
         ValueError: There are both a `collate_fn`, and a type or device.
@@ -74,6 +123,9 @@ def tensors(
     target = get_device() if device == "auto" else torch.device(device)
 
     def made(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        for name in dtypes if isinstance(dtypes, dict) else ():
+            if name not in batch:
+                raise KeyError(f"dtypes has {name!r}, and the columns are {', '.join(map(repr, batch))}")
         made = {}
         for name, array in batch.items():
             dtype = dtypes.get(name) if isinstance(dtypes, dict) else dtypes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import bisect
+import itertools
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from wingbeat._files._contents import DataFile
-from wingbeat._files._reading import OpenFiles, rows_of
+from wingbeat._files._contents import PARQUET, DataFile
+from wingbeat._files._reading import OpenFiles, Piece, pieces_of
 from wingbeat.train._dataset_errors import of_train
-from wingbeat.train._gather import Pick, Window
+from wingbeat.train._gather import Memory, Pick, Window, like_of, view
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,18 +31,27 @@ class Lane:
         offset: The first row that will be asked for. Units before it are not read.
         files: What opens the files, for `reader` alone.
         reader: What reads, one piece after the other.
+        memory: Where rows are put in another order.
     """
 
     def __init__(
-        self, dataset: FileDataset, order: Order, lane: int, offset: int, files: OpenFiles, reader: Executor
+        self,
+        dataset: FileDataset,
+        order: Order,
+        lane: int,
+        offset: int,
+        files: OpenFiles,
+        reader: Executor,
+        memory: Memory,
     ) -> None:
         self._order, self._lane, self._reader = order, lane, reader
         # Rows of a window that is shuffled may be anywhere in it.
-        self._begin = offset if order.seed is None else order.window_at(lane, offset)[1]
-        self._pieces = _read(dataset, order, lane, self._begin, files)
-        self._piece: pyarrow.Table | None = None
-        self._next: Future[pyarrow.Table | None] = reader.submit(next, self._pieces, None)
+        begin = offset if order.seed is None else order.window_at(lane, offset)[1]
+        self._orders = _Orders(dataset, order, lane, begin)
+        self._windows = _windows_of(dataset, order, lane, begin, files, memory, self._orders)
+        self._ready: deque[Window] = deque()
         self._window: Window | None = None
+        self._next = self._ask()
 
     def take(self, stretch: Stretch) -> Iterator[Pick]:
         """Some of its rows.
@@ -63,48 +74,113 @@ class Lane:
 
     def _until(self, offset: int) -> Window:
         while self._window is None or offset >= self._window.end:
-            if self._window is not None:
-                self._begin = self._window.end
-                self._window = None  # which may hold the last of a piece
-            self._window = self._window_from(self._begin)
+            self._window = None  # which may hold the last of a piece
+            if not self._ready:
+                read = self._next.result()
+                assert read is not None
+                self._ready.extend(read)
+                read.clear()  # the generator still knows the list
+                self._next = self._ask()
+            self._window = self._ready.popleft()
         return self._window
 
-    def _window_from(self, begin: int) -> Window:
-        import pyarrow
+    def _ask(self) -> Future[list[Window] | None]:
+        self._orders.draw()  # in this thread: the other one has enough to do
+        return self._reader.submit(next, self._windows, None)
 
-        number, _, end = self._order.window_at(self._lane, begin)
-        parts, missing = [], end - begin
-        while missing:
-            if self._piece is None:
-                self._piece = self._next.result()
-                assert self._piece is not None
-                self._next = self._reader.submit(next, self._pieces, None)
-            parts.append(self._piece.slice(0, missing))
-            self._piece = self._piece.slice(missing) if self._piece.num_rows > missing else None
-            missing -= parts[-1].num_rows
-        order, lane = self._order, self._lane
-        draw = None if order.seed is None else lambda: order.shuffled(lane, number, end - begin)
-        return Window(begin, end, pyarrow.concat_tables(parts), draw)
+
+class _Orders:
+    """How the windows of a lane are permuted, drawn for the next piece before it is read."""
+
+    def __init__(self, dataset: FileDataset, order: Order, lane: int, begin: int) -> None:
+        self._order, self._lane = order, lane
+        self._drawn: dict[int, Any] = {}
+        self._next = begin
+        # Where pieces end, about: of large units, they are a window each.
+        self._ends = itertools.accumulate(
+            min(rows - first, dataset.window_rows) if rows > dataset.piece_rows else rows
+            for rows in (order.unit_rows[unit] for unit in order.lanes[lane])
+            for first in (range(0, rows, dataset.window_rows) if rows > dataset.piece_rows else [0])
+        )
+
+    def draw(self) -> None:
+        """Draws those of the next piece."""
+        if self._order.seed is None:
+            return
+        end = next((end for end in self._ends if end > self._next), self._next)
+        while self._next < end:
+            number, begin, last = self._order.window_at(self._lane, self._next)
+            self._drawn[number] = self._order.shuffled(self._lane, number, last - begin)
+            self._next = last
+
+    def of(self, number: int, length: int) -> Any:
+        """That of a window; None if rows stay as they are.
+
+        Args:
+            number: The window.
+            length: How many rows it has.
+        """
+        if self._order.seed is None:
+            return None
+        drawn = self._drawn.pop(number, None)
+        return self._order.shuffled(self._lane, number, length) if drawn is None else drawn
 
 
 # Functions, and not methods of the lane: a generator that knew it would keep its rows until the next garbage collection.
-def _read(dataset: FileDataset, order: Order, lane: int, skipped: int, files: OpenFiles) -> Iterator[pyarrow.Table]:
+def _windows_of(
+    dataset: FileDataset, order: Order, lane: int, begin: int, files: OpenFiles, memory: Memory, orders: _Orders
+) -> Iterator[list[Window]]:
+    """The windows of a lane from some row on, as many at a time as are whole after a piece was read."""
+    schema = dataset.schema
+    numbers = {name: number for number, name in enumerate(schema.names)}
+    movable = [like_of(field.type) for field in schema]
+    left: list[Window] = []
+    for file, piece in _pieces_of(dataset, order, lane, begin, files):
+        end = begin + piece.num_rows
+        if order.seed is None:
+            # All of the piece. What lies in an Arrow file stays there.
+            like = movable if file.kind == PARQUET else [None] * len(schema)
+            left.append(Window(begin, end, schema, like, None, memory))
+        while order.seed is not None and (not left or left[-1].end < end):
+            number, first, last = order.window_at(lane, left[-1].end if left else begin)
+            left.append(Window(first, last, schema, movable, orders.of(number, last - first), memory))
+        for table in piece.tables:
+            nbytes = 0
+            for name, column in zip(table.column_names, table.columns):
+                number = numbers[name]
+                is_moved = left[0].columns[number] is not None
+                rows = view(column, movable[number]) if is_moved else column
+                for window in left:
+                    window.add(number, rows[max(window.begin, begin) - begin : min(window.end, end) - begin])
+                nbytes += 0 if is_moved else column.nbytes
+            if file.kind == PARQUET and nbytes:
+                files.has_read(nbytes)
+            del table, column, rows
+        begin = end
+        whole = [window for window in left if window.end <= end]
+        left = [window for window in left if window.end > end]
+        del window
+        if whole:
+            yield whole
+
+
+def _pieces_of(dataset: FileDataset, order: Order, lane: int, skipped: int, files: OpenFiles) -> Iterator[tuple[DataFile, Piece]]:
     for unit in order.lanes[lane]:
         rows = order.unit_rows[unit]
         if skipped >= rows:
             skipped -= rows
             continue
         file, number = _file_of(dataset, unit)
+        size = dataset.piece_rows if rows <= dataset.piece_rows else dataset.window_rows
         with of_train():
-            yield from rows_of(
-                files,
-                file,
-                number,
-                dataset.schema,
-                skipped=skipped,
-                piece_rows=dataset.piece_rows if rows <= dataset.piece_rows else dataset.window_rows,
-            )
+            for piece in pieces_of(files, file, number, dataset.schema, skipped=skipped, piece_rows=size):
+                yield file, Piece(piece.num_rows, _of_train(piece.tables))
         skipped = 0
+
+
+def _of_train(tables: Iterator[pyarrow.Table]) -> Iterator[pyarrow.Table]:
+    with of_train():
+        yield from tables
 
 
 def _file_of(dataset: FileDataset, unit: int) -> tuple[DataFile, int]:

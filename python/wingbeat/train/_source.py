@@ -6,14 +6,15 @@ import hashlib
 import itertools
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
-from wingbeat._files._contents import PARQUET, DataFile, Inspected, first_difference, inspect
-from wingbeat._files._places import files_below, filesystem_of
+from wingbeat._files._contents import PARQUET, DataFile, Inspected, first_difference, inspect, is_changed_by_nulls
+from wingbeat._files._places import absolute, files_below, filesystem_of
 from wingbeat._files._reading import OpenFiles, rows_of
 from wingbeat.train._dataset_errors import (
     DatasetError,
@@ -58,6 +59,8 @@ class FileDataset:
         window_rows: How many rows of a lane are shuffled among each other.
         piece_rows: How many rows are decoded at a time.
         lane_bytes: About how much a rank holds of each lane that it reads, whatever the number of rows.
+        with_nulls: Columns of integers and booleans that have nulls somewhere, as far as files say so. All of their batches have
+            the type that nulls need.
     """
 
     files: tuple[DataFile, ...]
@@ -68,6 +71,7 @@ class FileDataset:
     window_rows: int
     piece_rows: int
     lane_bytes: int
+    with_nulls: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"FileDataset({len(self.files)} files, {self.num_rows} rows, columns {self.schema.names})"
@@ -174,7 +178,9 @@ def read_files(
     lane_bytes = int(_lane_bytes(files, schema, row_bytes, window_rows))
     shuffled = next((few for few in _LANES if few * lane_bytes <= _RANK_BYTES), 1)
     piece_rows = max(1, int(_PIECE_BYTES / row_bytes))
-    return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, piece_rows, lane_bytes)
+    have = {name for about in inspected for name in about.with_nulls}
+    with_nulls = tuple(field.name for field in schema if field.name in have and is_changed_by_nulls(field.type))
+    return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, piece_rows, lane_bytes, with_nulls)
 
 
 def is_files(given: Any) -> bool:
@@ -259,7 +265,7 @@ def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Sc
     found: list[_Found] = []
     first = None
     for path in [os.fspath(one) for one in paths]:
-        own, inside = (filesystem, path) if filesystem is not None else filesystem_of(path)
+        own, inside = (filesystem, absolute(filesystem, path)) if filesystem is not None else filesystem_of(path)
         if first is None:
             first = own
         elif not first.equals(own):
@@ -297,7 +303,7 @@ def _of_dataset(dataset: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]
         parts = list(pool.map(_units_of, fragments) if kind == PARQUET else [None] * len(fragments))
     for fragment, units in zip(fragments, parts):
         keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
-        found.append(_Found(fragment.path, kind, tuple(keys.items()), units))
+        found.append(_Found(absolute(dataset.filesystem, fragment.path), kind, tuple(keys.items()), units))
     if not found:
         raise TooFewRowsError("the dataset has no files")
     return found, dataset.filesystem, dataset.schema
@@ -319,6 +325,8 @@ def _common(
     import pyarrow
 
     constants = [name for name, _ in files[0].constants]
+    for file, about in zip(files, inspected):
+        _check_names(file, about.schema, columns)
     of_files = inspected[0].schema
     if given is not None:
         of_files = pyarrow.schema([*of_files, *(given.field(name) for name in constants if name not in of_files.names)])
@@ -346,7 +354,7 @@ def _common(
     schema = pyarrow.schema([pyarrow.field(name, _plain(of_files.field(name).type)) for name in names])
     if given is None:
         return schema
-    wanted = pyarrow.schema([pyarrow.field(name, given.field(name).type) for name in names if name in given.names])
+    wanted = pyarrow.schema([pyarrow.field(name, _plain(given.field(name).type)) for name in names if name in given.names])
     for name in names:
         if name not in given.names:
             raise MissingColumnError(name, "the pyarrow Dataset", tuple(given.names))
@@ -355,6 +363,15 @@ def _common(
     except pyarrow.ArrowException as error:
         raise DatasetError(f"the columns of {files[0].path} cannot be those of the pyarrow Dataset's schema: {error}") from error
     return wanted
+
+
+def _check_names(file: DataFile, schema: pyarrow.Schema, columns: Sequence[str] | None) -> None:
+    """Checks that no two columns that are read have the same name."""
+    if len(set(schema.names)) == len(schema.names):
+        return
+    for name, times in Counter(schema.names).items():
+        if times > 1 and (columns is None or name in columns):
+            raise DatasetError(f"{file.path} has {times} columns of the name {name!r}: rename them, or name others in columns=")
 
 
 def _row_bytes(filesystem: Any, files: Sequence[DataFile], schema: pyarrow.Schema) -> float:
@@ -377,11 +394,33 @@ def _lane_bytes(files: Sequence[DataFile], schema: pyarrow.Schema, row_bytes: fl
 
 
 def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type that rows are cast to: pyarrow gathers no views, in which polars writes text."""
+    """The type that rows are cast to: pyarrow gathers no views, in which polars writes text, also inside of others. Of a
+    dictionary, numbers have room for the values of all files together; pandas writes them with 8 bits."""
     import pyarrow
 
     views = {"string_view": pyarrow.large_string(), "binary_view": pyarrow.large_binary()}
-    return views.get(str(kind), kind)
+    if str(kind) in views:
+        return views[str(kind)]
+    types = pyarrow.types
+    if types.is_dictionary(kind):
+        return pyarrow.dictionary(pyarrow.int32(), _plain(kind.value_type), kind.ordered)
+    if types.is_struct(kind):
+        return pyarrow.struct([_plain_field(kind.field(number)) for number in range(kind.num_fields)])
+    if types.is_map(kind):
+        return pyarrow.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(_plain_field(kind.value_field), kind.list_size)
+    if types.is_large_list(kind):
+        return pyarrow.large_list(_plain_field(kind.value_field))
+    if types.is_list(kind):
+        return pyarrow.list_(_plain_field(kind.value_field))
+    if types.is_run_end_encoded(kind):
+        return _plain(kind.value_type)
+    return kind
+
+
+def _plain_field(field: pyarrow.Field) -> pyarrow.Field:
+    return field.with_type(_plain(field.type))
 
 
 def _leaves(kind: pyarrow.DataType) -> int:

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from wingbeat.train import _formats
 from wingbeat.train._ahead import ahead
 from wingbeat.train._context import get_context
 from wingbeat.train._dataset_errors import TooFewRowsError
-from wingbeat.train._gather import Pick, gathered
+from wingbeat.train._gather import Memory, Pick, gathered
 from wingbeat.train._lane import Lane
 from wingbeat.train._order import Order
 from wingbeat.train._source import FileDataset
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 # Rows that are put together at a time, at most, for as many batches as they make.
 _BLOCK_ROWS = 1 << 18
+# How many windows of rows that stay in their order are put together: they are not copied.
+_WINDOWS_IN_ORDER = 4
+# Of how many pieces of memory arrays are made without putting them together.
+_PARTS = 8
 # Rows that are made Python objects at a time.
 _LIST_ROWS = 256
 
@@ -154,8 +159,10 @@ class StreamingShard:
         """
         if local_shuffle_buffer_size is not None or local_shuffle_seed is not None:
             raise refuse("a local shuffle of a dataset in files", "use shuffle_seed=, which shuffles across ranks")
-        made = _formats.maker(batch_format)
-        cutter = _arrays_cutter if made is _formats.arrays else functools.partial(_tables_cutter, made)
+        with_nulls = frozenset(self.dataset.with_nulls)
+        made = _formats.maker(batch_format, with_nulls)
+        is_arrays = _formats.is_arrays(batch_format)
+        cutter = functools.partial(_arrays_cutter, with_nulls) if is_arrays else functools.partial(_tables_cutter, made)
         return self._iterate(batch_size, shuffle_seed, drop_last, prefetch_batches, cutter)
 
     def iter_torch_batches(
@@ -189,6 +196,7 @@ class StreamingShard:
 
         Raises:
             TypeError: A column holds what tensors cannot hold.
+            KeyError: `dtypes` names a column that is not there.
             ValueError: As `iter_batches`.
         """
         made = _formats.tensors(dtypes, device, collate_fn)
@@ -288,12 +296,12 @@ class StreamingShard:
             if self._state is state:
                 self._epoch = None
 
-    def _given(
-        self, steps: _Steps, order: Order, prefetch_batches: int, cutter: Cutter, state: dict[str, Any]
-    ) -> Iterator[Any]:
+    def _given(self, steps: _Steps, order: Order, prefetch_batches: int, cutter: Cutter, state: dict[str, Any]) -> Iterator[Any]:
         # As many rows as a window of each lane has: then each window is gone through once or twice, and not time and again.
-        lanes = -(-len(order.lanes) // self._ranks)
-        in_a_block = max(1, min(_BLOCK_ROWS, lanes * self.dataset.window_rows) // steps.batch_size)
+        windows = -(-len(order.lanes) // self._ranks)
+        if order.seed is None and len(order.lanes) == self._ranks == 1:
+            windows = _WINDOWS_IN_ORDER
+        in_a_block = max(1, min(_BLOCK_ROWS, windows * self.dataset.window_rows) // steps.batch_size)
         source = _blocks(self.dataset, order, steps, in_a_block, cutter)
         step = 0
         with contextlib.closing(ahead(source, -(-prefetch_batches // in_a_block))) as blocks:
@@ -359,7 +367,7 @@ def _blocks(
     """This rank's rows, for some batches at a time: what cuts batches of them, and how large these are."""
     lanes: dict[int, Lane] = {}
     done = 0
-    files = OpenFiles(dataset.filesystem)
+    files, memory = OpenFiles(dataset.filesystem), Memory(dataset.lane_bytes * len(order.lanes))
     reader = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-reader")
     try:
         for first in range(0, len(steps), in_a_block):
@@ -368,9 +376,9 @@ def _blocks(
             picks: list[Pick] = []
             for stretch in order.stretches(steps.begin + steps.rank + done * steps.ranks, count, steps.ranks):
                 if stretch.lane not in lanes:
-                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, files, reader)
+                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, files, reader, memory)
                 picks += lanes[stretch.lane].take(stretch)
-            cut = cutter(gathered(picks, count))
+            cut = cutter(gathered(picks, count, memory))
             del picks  # which hold windows
             yield cut, sizes
             del cut
@@ -389,17 +397,49 @@ def _rows_cutter(table: pyarrow.Table) -> Callable[[int, int], list[dict[str, An
     return lambda begin, count: list(itertools.islice(rows, count))
 
 
-def _arrays_cutter(table: pyarrow.Table) -> Callable[[int, int], dict[str, Any]]:
-    """What cuts batches of arrays, which are made once for all of them."""
+def _arrays_cutter(with_nulls: Collection[str], table: pyarrow.Table) -> Callable[[int, int], dict[str, Any]]:
+    """What cuts batches of arrays, one after the other. Arrays are made once for all batches in a piece that lies together. To
+    put pieces together first would copy them."""
     nested = [name for name in table.column_names if _formats.is_nested(table.schema.field(name).type)]
-    apart = table.select(nested)
-    whole = _formats.arrays(table.drop_columns(nested))
+    apart, flat = table.select(nested), table.drop_columns(nested)
+    parts = _parts(flat)
+    ends = list(itertools.accumulate(part.num_rows for part in parts))
+    made: deque[tuple[int, int, dict[str, Any]]] = deque()  # the parts in use: where they begin and end, and their arrays
 
     def cut(begin: int, count: int) -> dict[str, Any]:
-        lists = _formats.arrays(apart.slice(begin, count)) if nested else {}
-        return {name: lists[name] if name in lists else whole[name][begin : begin + count] for name in table.column_names}
+        end = begin + count
+        while parts and (not made or made[-1][1] < end):
+            part = parts.popleft()
+            last = ends[-1 - len(parts)]
+            made.append((last - part.num_rows, last, _formats.arrays(part, with_nulls, is_own=True)))
+        while len(made) > 1 and made[0][1] <= begin:
+            made.popleft()
+        if len(made) == 1:
+            first, _, whole = made[0]
+            cut = {name: array[begin - first : end - first] for name, array in whole.items()}
+        else:
+            cut = {name: _joined(name, made, begin, end) for name in flat.column_names}
+        if not nested:
+            return cut
+        lists = _formats.arrays(apart.slice(begin, count))
+        return {name: lists[name] if name in lists else cut[name] for name in table.column_names}
 
     return cut
+
+
+def _joined(name: str, made: Iterable[tuple[int, int, dict[str, Any]]], begin: int, end: int) -> Any:
+    """The rows of a column that are in several parts."""
+    import numpy
+
+    return numpy.concatenate([whole[name][max(begin, first) - first : end - first] for first, _, whole in made])
+
+
+def _parts(table: pyarrow.Table) -> deque[pyarrow.Table]:
+    """The rows that lie together in memory, in order; all of them as one if there are many such pieces."""
+    import pyarrow
+
+    batches = table.to_batches()
+    return deque([table] if len(batches) > _PARTS else map(pyarrow.Table.from_batches, zip(batches)))
 
 
 def _check(name: str, number: Any, least: int) -> None:

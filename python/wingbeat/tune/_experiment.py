@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 # Locked by the program that uses the folder, for as long as it lives.
@@ -56,6 +57,14 @@ class Experiment:
         except OSError:  # a file system without locks
             pass
 
+    def folder_of(self, trial_id: str) -> Path:
+        """The folder of a trial.
+
+        Args:
+            trial_id: The trial.
+        """
+        return Path(self.folder, trial_id)
+
     def save(self, state: dict[str, Any]) -> None:
         """Writes what is known, whole or not at all.
 
@@ -71,6 +80,8 @@ class Experiment:
         try:
             with open(made, "wb") as file:
                 cloudpickle.dump(state, file)
+                file.flush()
+                os.fsync(file.fileno())  # or the file may be empty after a loss of power
             os.replace(made, os.path.join(self.folder, _STATE))
         except BaseException:
             with contextlib.suppress(OSError):
@@ -103,11 +114,15 @@ def load(folder: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: There is nothing.
-        Exception: It cannot be read here.
+        RuntimeError: It is damaged, or has something that cannot be made here. The cause says what.
     """
     try:
         with open(os.path.join(folder, _STATE), "rb") as file:
             state: dict[str, Any] = pickle.load(file)
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder} has no trials to go on with: a Tuner writes {_STATE} to its folder") from None
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        file_name = os.path.join(folder, _STATE)
+        raise RuntimeError(f"{file_name} is damaged, or needs a module that is not to be had here: {why}") from error
     return state

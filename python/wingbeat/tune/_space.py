@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -377,29 +376,41 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name_of(path): value for path, value in leaves(config)}
 
 
-def configurations(space: Mapping[str, Any], samples: int, chosen: random.Random) -> Iterator[dict[str, Any]]:
-    """The parameters of each trial: for each sample, all combinations of the grid.
+class Configurations:
+    """The parameters of each trial: for each sample, all combinations of the grid. One that is pickled goes on where it was.
 
     Args:
         space: The space.
         samples: How many samples; -1 for one after the other without end.
         chosen: What draws.
-
-    Yields:
-        The parameters.
     """
-    values = list(leaves(space))
-    grids = [(path, value[GRID]) for path, value in values if is_grid(value)]
-    for _ in itertools.count() if samples == -1 else range(samples):
-        for combination in itertools.product(*(of for _, of in grids)):
-            fixed = dict(zip((path for path, _ in grids), combination))
-            config: dict[str, Any] = {}
-            for path, value in values:
-                value = fixed.get(path, value)
-                is_drawn = isinstance(value, Domain) and not isinstance(value, Function)
-                put(config, path, value.sample(chosen) if is_drawn else value)
-            _call(space, config, {path: value for path, value in values if isinstance(value, Function)})
-            yield shaped(space, config)
+
+    def __init__(self, space: Mapping[str, Any], samples: int, chosen: random.Random) -> None:
+        self._space, self._samples, self._chosen = space, samples, chosen
+        self._done = 0
+
+    def __iter__(self) -> Configurations:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        values = list(leaves(self._space))
+        grids = [(path, value[GRID]) for path, value in values if is_grid(value)]
+        sample, number = divmod(self._done, math.prod(len(of) for _, of in grids))
+        if sample == self._samples:
+            raise StopIteration
+        self._done += 1
+        fixed = {}
+        for path, of in reversed(grids):  # the last one changes first
+            number, place = divmod(number, len(of))
+            fixed[path] = of[place]
+        config: dict[str, Any] = {}
+        for path, value in values:
+            value = fixed.get(path, value)
+            is_drawn = isinstance(value, Domain) and not isinstance(value, Function)
+            put(config, path, value.sample(self._chosen) if is_drawn else value)
+        _call(self._space, config, {path: value for path, value in values if isinstance(value, Function)})
+        made: dict[str, Any] = shaped(self._space, config)
+        return made
 
 
 def _call(space: Mapping[str, Any], config: dict[Any, Any], functions: dict[tuple[Any, ...], Function]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 from wingbeat._launcher import Launcher
 from wingbeat._trials import _trial
-from wingbeat._trials._trial import ERROR, PENDING, RUNNING, TERMINATED
+from wingbeat._trials._trial import ERROR, PENDING, TERMINATED
 from wingbeat.train._checkpoint import complete_in
 from wingbeat.train._config import RunConfig, ScalingConfig
 from wingbeat.train._context import EXPERIMENT, TRIAL, TRIAL_DIR
@@ -31,8 +31,9 @@ from wingbeat.train._trainer import TorchTrainer, result_of
 from wingbeat.tune import _space, _trainable
 
 _METRICS = "metrics.jsonl"
-# What `wingbeat train` leaves in a folder that it uses, and after how long one that says nothing more is gone.
-_IN_USE, _LEAVE_S = ".wingbeat-in-use", 60
+# What `wingbeat train` leaves in a folder that it uses, after how long one that says nothing more is gone, and after how long a
+# person is told for what is waited.
+_IN_USE, _LEAVE_S, _TELL_S = ".wingbeat-in-use", 60, 1
 
 
 # What `param_space` has for the loop of a `TorchTrainer`.
@@ -56,7 +57,18 @@ class TrialError(TrainingFailedError):
         self.trial_id, self.config, self.why = trial_id, config, why
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.trial_id, self.config, self.why)
+        try:
+            cause = pickle.dumps(self.__cause__)
+        except Exception:  # some cannot be pickled
+            cause = b""
+        return _made_again, (self.trial_id, self.config, self.why, cause)
+
+
+def _made_again(trial_id: str, config: Mapping[str, Any], why: str, cause: bytes) -> TrialError:
+    error = TrialError(trial_id, config, why)
+    with contextlib.suppress(Exception):  # its class is not to be had here
+        error.__cause__ = pickle.loads(cause)
+    return error
 
 
 def described(config: Mapping[str, Any]) -> str:
@@ -109,6 +121,10 @@ class Trial(_trial.Trial):
         self.checkpoints: list[tuple[Any, dict[str, float]]] = []
         self._run_it = run
         self._is_again = False
+        # Whether what it has left is removed when it is started.
+        self.begins_anew = False
+        # How many of its reports were told to the scheduler and the searcher when it was last saved.
+        self.heard = 0
         self._read = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -116,6 +132,12 @@ class Trial(_trial.Trial):
     @property
     def parameters(self) -> str:
         return described(self.config)
+
+    def launch(self) -> None:
+        if self.begins_anew:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.begins_anew, self._read = False, 0
+        super().launch()
 
     def _run(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=self._is_again)
@@ -125,22 +147,26 @@ class Trial(_trial.Trial):
 
     def state(self) -> dict[str, Any]:
         """What another program needs to know of it, besides its files."""
-        names = ("trial_id", "config", "status", "is_stopped", "launched", "began", "ended")
+        names = ("trial_id", "config", "status", "is_stopped", "launched", "began", "ended", "begins_anew")
+        self.heard = len(self.reports)
         error = self.error if isinstance(self.error, TrialError) else None  # what it has just raised may be anything
-        return {"error": error, **{name: getattr(self, name) for name in names}}
+        return {"error": error, "heard": self.heard, **{name: getattr(self, name) for name in names}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what another program has known of it, and what is in its files.
+    @classmethod
+    def of(cls, state: Mapping[str, Any], folder: str, run: Callable[[Trial], Any]) -> Trial:
+        """A trial of another program: what that has known of it, and what is in its files.
 
         Args:
             state: What `state` returned there.
+            folder: The folder of the whole.
+            run: What runs it.
         """
+        trial = cls(state["trial_id"], state["config"], folder, run)
         for name, value in state.items():
-            setattr(self, name, value)
-        if self.status == RUNNING:
-            _wait_for_its_command(self.folder)
-        self.new_reports()
-        self.checkpoints = complete_in(self.folder)
+            setattr(trial, name, value)
+        trial.new_reports()
+        trial.checkpoints = complete_in(trial.folder)
+        return trial
 
     def again(self, from_checkpoint: bool = True) -> None:
         """Prepares it to be started again, from its newest checkpoint if it has one.
@@ -153,13 +179,17 @@ class Trial(_trial.Trial):
         self._is_again = True
         for name in (_trainable.STARTED, _trainable.RAISED):
             (self.folder / name).unlink(missing_ok=True)
-        if not from_checkpoint:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self.begins_anew = not from_checkpoint
+        if self.begins_anew:
+            self.reports, self.checkpoints = [], []
+            return
         if not complete_in(self.folder):
             (self.folder / _METRICS).unlink(missing_ok=True)
             self.reports, self._read = [], 0
-        elif self._read < (self.folder / _METRICS).stat().st_size:
-            os.truncate(self.folder / _METRICS, self._read)  # a line that was being written
+        else:
+            with contextlib.suppress(OSError):  # there are none, as on a disk that was full
+                if self._read < (self.folder / _METRICS).stat().st_size:
+                    os.truncate(self.folder / _METRICS, self._read)  # a line that was being written
 
     def command(self, command: Sequence[str], env: Mapping[str, str]) -> int:
         """Runs the command of its ranks, and keeps what they print in its folder.
@@ -212,10 +242,13 @@ class Trial(_trial.Trial):
         self._read += len(whole)
         new = []
         for line in whole.splitlines():
-            told = json.loads(line)
-            told.pop("attempt", None)
-            moment = told.pop("time")
-            metrics = {name: float(value) for name, value in told.items()}
+            try:
+                told = json.loads(line)
+                told.pop("attempt", None)
+                moment = float(told.pop("time"))
+                metrics = {name: float(value) for name, value in told.items()}
+            except (ValueError, TypeError, KeyError, AttributeError):  # damaged: reports before and after it are whole
+                continue
             metrics.setdefault(ITERATION, len(self.reports) + 1)
             metrics.setdefault("time_total_s", moment - (self.began or self.launched))
             self.reports.append(metrics)
@@ -255,24 +288,50 @@ class Trial(_trial.Trial):
         self.error.__cause__ = cause
 
 
-def _wait_for_its_command(folder: Path) -> None:
-    """Waits until the command of a trial, whose program was killed, has ended as well: it may still store what was reported.
+def wait_for_commands(folders: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Waits until the commands of trials, whose program was killed, have ended as well: ranks have their grace, and what they
+    report is still stored.
 
-    It says in a file that it uses the folder, until it leaves. Where it was killed, or its machine is gone, nobody says so.
+    A command says in a file that it uses the folder, again and again until it leaves. Where it was killed, or its machine is
+    gone, the file does not change any more.
+
+    Args:
+        folders: The folders of the trials.
+        say: What says a line if that takes long.
     """
-    until = time.monotonic() + _LEAVE_S
-    while time.monotonic() < until:
-        try:
-            user = json.loads((folder / _IN_USE).read_bytes())
-            if user["host"] == socket.gethostname():
-                stat = Path(f"/proc/{int(user['pid'])}/stat").read_text(encoding="utf-8", errors="replace")
-                if stat.rsplit(")", 1)[-1].split()[0] == "Z":
-                    return
-        except OSError:  # there is no such file, or process
-            return
-        except (ValueError, KeyError, TypeError):  # it is being written
-            pass
+    seen: dict[Path, tuple[bytes, float]] = {}
+    begun, is_told = time.monotonic(), False
+    while folders := [folder for folder in folders if _is_used(folder, seen)]:
+        if not is_told and time.monotonic() - begun > _TELL_S:
+            is_told = True
+            some = ", ".join(folder.name for folder in folders[:3]) + (", …" if len(folders) > 3 else "")
+            say(
+                f"wingbeat tune: waits until the commands of {len(folders)} trials of the program before ({some}) have ended, or "
+                f"have said nothing for {_LEAVE_S} s"
+            )
         time.sleep(0.05)
+
+
+def _is_used(folder: Path, seen: dict[Path, tuple[bytes, float]]) -> bool:
+    """Whether a command may still use a folder, of which is known what its file has had in it, and since when."""
+    try:
+        said = (folder / _IN_USE).read_bytes()
+    except OSError:  # there is none
+        return False
+    try:
+        user = json.loads(said)
+        if user["host"] == socket.gethostname():
+            stat = Path(f"/proc/{int(user['pid'])}/stat").read_text(encoding="utf-8", errors="replace")
+            if stat.rsplit(")", 1)[-1].split()[0] == "Z":
+                return False
+    except OSError:  # there is no such process
+        return False
+    except (ValueError, KeyError, TypeError):  # it is being written
+        pass
+    before, since = seen.setdefault(folder, (said, time.monotonic()))
+    if said != before:
+        seen[folder] = said, time.monotonic()
+    return said != before or time.monotonic() - since < _LEAVE_S
 
 
 def _raised(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,24 @@ from wingbeat._errors import TrainingError
 from wingbeat._trials import _trial as _trials
 from wingbeat._trials._display import Display
 from wingbeat._trials._engine import Engine
-from wingbeat._trials._trial import ERROR, RUNNING, TERMINATED
+from wingbeat._trials._trial import ERROR, PENDING, RUNNING, TERMINATED
 from wingbeat.train import _storage
 from wingbeat.train._config import RunConfig as TrainRunConfig
+from wingbeat.train._config import ScalingConfig
 from wingbeat.train._trainer import TorchTrainer
 from wingbeat.train._unsupported import refuse
-from wingbeat.tune import _experiment, _trainable, _trial, schedulers
+from wingbeat.tune import _experiment, _terminated, _trainable, _trial, schedulers
 from wingbeat.tune._cluster import Cluster, ClusterLostError, cluster, slots
 from wingbeat.tune._config import RunConfig, TuneConfig
 from wingbeat.tune._grid import Result, ResultGrid
+from wingbeat.tune._same import first_difference
+from wingbeat.tune._space import GRID, Categorical, is_grid
 from wingbeat.tune._trial import Trial, TrialError
 
 # How many trials more than fit are launched: each takes the memory of a command.
 _WAITING = 4
+# How long the command of a trial may take besides the grace of its ranks, and once it was killed.
+_ENDING_S, _KILLED_S = 15, 5
 
 
 class TuneError(RuntimeError):
@@ -91,7 +96,7 @@ class Tuner:
         other = sorted(set(self.param_space) - {"train_loop_config", "scaling_config"})
         if isinstance(trainable, TorchTrainer) and other:
             raise ValueError(
-                f"param_space[{other[0]!r}]: a TorchTrainer takes \"train_loop_config\" and \"scaling_config\"; "
+                f'param_space[{other[0]!r}]: a TorchTrainer takes "train_loop_config" and "scaling_config"; '
                 f'use {{"train_loop_config": {{{other[0]!r}: …}}}}'
             )
         if isinstance(trainable, TorchTrainer) and _trial.LOOP_CONFIG in self.param_space:
@@ -101,6 +106,7 @@ class Tuner:
         self.run_config = run_config or RunConfig()
         _trial.run_config_of(trainable, self.run_config)
         self._left: _Left | None = None
+        self._results: ResultGrid | None = None
 
     @classmethod
     def restore(
@@ -111,6 +117,8 @@ class Tuner:
         resume_unfinished: bool = True,
         resume_errored: bool = False,
         restart_errored: bool = False,
+        param_space: Mapping[str, Any] | None = None,
+        storage_filesystem: Any = None,
     ) -> Tuner:
         """A tuner that goes on with the trials of another, whose program has ended.
 
@@ -118,43 +126,80 @@ class Tuner:
         begin anew. Then it tries what is left to be tried.
 
         Args:
-            path: The folder of its trials: `storage_path/name`. It is read with pickle: restore only what you trust.
+            path: The folder of its trials, `storage_path/name`, or its `file://` URL. It is read with pickle: restore only what
+                you trust.
             trainable: The same trainable.
             resume_unfinished: Whether trials that ran go on; else they count as stopped.
             resume_errored: Whether trials that had failed go on from their newest checkpoints.
             restart_errored: Whether trials that had failed begin anew.
+            param_space: The same space, to be sure that it is. None for that of the tuner.
+            storage_filesystem: Ray's; refused.
 
         Returns:
             The tuner.
 
         Raises:
             FileNotFoundError: There is no such folder of a tuner.
-            ValueError: Failed trials are both to go on and to begin anew.
+            ValueError: Failed trials are both to go on and to begin anew, or the space is another.
+            NotImplementedError: An option, or a URL of another scheme, is refused.
         """
         if resume_errored and restart_errored:
             raise ValueError("failed trials either go on (resume_errored) or begin anew (restart_errored)")
+        if storage_filesystem is not None:
+            raise refuse("Tuner.restore(storage_filesystem=…)", "give the path of a folder that all nodes share")
         folder = _folder(path)
+        if folder is None:
+            raise refuse(f"Tuner.restore({os.fspath(path)!r})", "copy it to a folder that all nodes share, and restore that")
         state = _experiment.load(folder)
-        tuner = cls(
-            trainable, param_space=state["param_space"], tune_config=state["tune_config"], run_config=state["run_config"]
-        )
+        differs = None if param_space is None else first_difference(state["param_space"], param_space)
+        if differs is not None:
+            raise ValueError(
+                f"param_space differs in {differs!r} from that of the trials in {folder}, which go on with theirs: leave it out, "
+                "or start another search, with another name"
+            )
+        tuner = cls(trainable, param_space=state["param_space"], tune_config=state["tune_config"], run_config=state["run_config"])
         tuner._left = _Left(folder, resume_unfinished, resume_errored, restart_errored)
         return tuner
 
     @classmethod
-    def can_restore(cls, path: str | os.PathLike[str]) -> bool:
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
         """Whether a folder has trials of a tuner, to go on with.
 
         Args:
-            path: The folder: `storage_path/name`.
+            path: The folder, `storage_path/name`, or its `file://` URL. Other URLs have none that `restore` takes.
+            storage_filesystem: Ray's; refused.
+
+        Raises:
+            NotImplementedError: An option is refused.
         """
-        return "://" not in os.fspath(path) and _experiment.can_restore(_folder(path))
+        if storage_filesystem is not None:
+            raise refuse("Tuner.can_restore(storage_filesystem=…)", "give the path of a folder that all nodes share")
+        folder = _folder(path)
+        return folder is not None and _experiment.can_restore(folder)
+
+    def get_results(self) -> ResultGrid:
+        """The results of `fit`; of a tuner that was restored, before it, what is known of the trials in its folder.
+
+        Returns:
+            What came of the trials. Those that had not ended when their program did have what they had reported.
+
+        Raises:
+            RuntimeError: There are none yet.
+        """
+        if self._results is not None:
+            return self._results
+        if self._left is None:
+            raise RuntimeError("there are no results yet: call fit(), or go on with the trials of a folder with Tuner.restore")
+        folder = self._left.folder
+        trials = [Trial.of(about, folder, _runs_nothing) for about in _experiment.load(folder)["trials"]]
+        return _results(trials, folder, self.tune_config)
 
     def fit(self) -> ResultGrid:
         """Runs all trials. How far they are is shown meanwhile.
 
         A trial that fails does not end the others. Ctrl-C asks all trials to end, which then have `RunConfig.grace_s` to save
-        what they have. A second one kills them. Files of the trials stay.
+        what they have. A second one kills them. SIGTERM does so, too, and then ends this program, if `fit` runs in its main
+        thread and the program does not handle the signal itself. Files of the trials stay.
 
         Returns:
             What came of them.
@@ -177,13 +222,18 @@ class Tuner:
                 f"storage_path={os.fspath(self.run_config.storage_path or '')!r}",
                 "metrics are read while trials run: give a folder, which all nodes share",
             )
-        experiment = _experiment.Experiment(folder, is_new=self._left is None)
-        try:
-            with cluster() as on:
-                run, scaling = _trial.runner(self.trainable, self.run_config, on.env)
-                return _Fitting(self, experiment, run, on).fit(scaling)
-        finally:
-            experiment.close()
+        with _terminated.raised():
+            experiment = _experiment.Experiment(folder, is_new=self._left is None)
+            try:
+                with cluster() as on:
+                    run, scaling = _trial.runner(self.trainable, self.run_config, on.env)
+                    grid = self._results = _Fitting(self, experiment, run, on).fit(scaling)
+            finally:
+                experiment.close()
+        if self.tune_config.raise_on_failed_trial and grid.errors:
+            first = grid.errors[0]
+            raise TuneError(f"{grid.num_errors} of {len(grid)} trials failed; the first: {first}", grid) from first
+        return grid
 
 
 @dataclass(frozen=True)
@@ -196,16 +246,51 @@ class _Left:
     restart_errored: bool
 
 
-def _folder(path: str | os.PathLike[str]) -> str:
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+def _folder(path: str | os.PathLike[str]) -> str | None:
+    """A folder on this machine; None if it is elsewhere."""
+    local = _storage.local_path(os.fspath(path))
+    return None if local is None else os.path.abspath(os.path.expanduser(local))
+
+
+def _scalings(space: Mapping[str, Any], usual: Any) -> list[ScalingConfig]:
+    """What trials may hold: what `param_space` says, where a searcher may say anything, and else what is usual."""
+    given = space.get("scaling_config", usual)
+    values = given[GRID] if is_grid(given) else given.categories if isinstance(given, Categorical) else [given]
+    return [one for one in values if isinstance(one, ScalingConfig)] or [usual]
+
+
+def _held(scaling: ScalingConfig) -> tuple[float, float]:
+    """The CPUs and GPUs of all ranks."""
+    held, ranks = scaling.resources_per_worker or {}, scaling.workers[0]
+    return held.get("CPU", 1) * ranks, held.get("GPU", 1 if scaling.use_gpu else 0) * ranks
+
+
+def _runs_nothing(trial: Trial) -> Any:
+    raise RuntimeError(f"{trial.trial_id} is not to be run here")
+
+
+def _results(trials: Sequence[Trial], folder: str, config: TuneConfig) -> ResultGrid:
+    results = [
+        Result(
+            metrics=dict(trial.reports[-1]) if trial.reports else {},
+            checkpoint=trial.checkpoints[-1][0] if trial.checkpoints else None,
+            path=str(trial.folder),
+            error=trial.error if isinstance(trial.error, TrialError) else None,
+            best_checkpoints=trial.checkpoints,
+            config=trial.config,
+            trial_id=trial.trial_id,
+            reports=trial.reports,
+            was_stopped=trial.is_stopped,
+        )
+        for trial in trials
+    ]
+    return ResultGrid(results, folder, config.metric, config.mode)
 
 
 class _Fitting(Engine[Trial]):
     """One call of `fit`."""
 
-    def __init__(
-        self, tuner: Tuner, experiment: _experiment.Experiment, run: Callable[[Trial], Any], cluster: Cluster
-    ) -> None:
+    def __init__(self, tuner: Tuner, experiment: _experiment.Experiment, run: Callable[[Trial], Any], cluster: Cluster) -> None:
         self._tuner, self._config, self._experiment = tuner, tuner.tune_config, experiment
         self._run, self._cluster = run, cluster
         super().__init__(Display(self._config.metric, self._config.mode))
@@ -222,6 +307,8 @@ class _Fitting(Engine[Trial]):
         # Those that have ended once, of which the searcher has learned, and that are tried again.
         self._known: set[str] = set()
         self._is_saved = True
+        # Whether more is known than was written.
+        self._is_changed = False
         if tuner._left is None:
             self._scheduler, self._searcher = schedulers.of(self._config.scheduler), self._config.searcher()
             self._scheduler.set_search_properties(self._config.metric, self._config.mode)
@@ -231,17 +318,24 @@ class _Fitting(Engine[Trial]):
 
     def _restore(self, left: _Left, state: Mapping[str, Any]) -> None:
         self._scheduler, self._searcher = state["scheduler"], state["searcher"]
+        self._known.update(state.get("known", ()))
+        _trial.wait_for_commands(
+            [self._experiment.folder_of(about["trial_id"]) for about in state["trials"] if about["status"] == RUNNING],
+            self.display.say,
+        )
         for about in state["trials"]:
-            trial = Trial(about["trial_id"], about["config"], self._experiment.folder, self._run)
-            trial.restore(about)
-            self.trials.append(trial)
+            self.trials.append(Trial.of(about, self._experiment.folder, self._run))
+        self._reported.update(name for trial in self.trials for metrics in trial.reports for name in metrics)
         for trial in self.trials:
             if trial.status == ERROR and (left.resume_errored or left.restart_errored):
                 self._known.add(trial.trial_id)
                 self._put_back(trial, from_checkpoint=left.resume_errored)
+            elif trial.status == PENDING:  # it was to be started again
+                self._put_back(trial, from_checkpoint=not trial.begins_anew)
             elif trial.status == RUNNING:
-                # Also what was reported after all that was saved.
-                is_enough = any([self.is_enough(trial, metrics) for metrics in trial.reports])
+                # What was reported after all that was saved is news to the scheduler and the searcher.
+                is_enough = any(self._is_done(metrics) for metrics in trial.reports[: trial.heard])
+                is_enough = any([self.is_enough(trial, metrics) for metrics in trial.reports[trial.heard :]]) or is_enough
                 if is_enough or trial.is_stopped or not left.resume_unfinished:
                     trial.status, trial.is_stopped, trial.ended = TERMINATED, True, trial.launched
                     self.on_end(trial)
@@ -261,29 +355,43 @@ class _Fitting(Engine[Trial]):
             "scheduler": self._scheduler,
             "searcher": self._searcher,
             "trials": [trial.state() for trial in self.trials],
+            "known": sorted(self._known),
         }
         try:
             self._experiment.save(state)
+            self._is_changed = False
         except Exception as error:
             if self._is_saved:
                 self.display.say(f"wingbeat tune: Tuner.restore will not know these trials: {type(error).__name__}: {error}")
             self._is_saved = False
 
     def fit(self, scaling: Any) -> ResultGrid:
-        held = scaling.resources_per_worker or {}
-        ranks = scaling.workers[0]
-        cpus, gpus = held.get("CPU", 1) * ranks, held.get("GPU", 1 if scaling.use_gpu else 0) * ranks
-        self.most = self._config.max_concurrent_trials or slots(self._cluster.env, cpus, gpus)
+        if self._config.max_concurrent_trials is None:
+            space = self._tuner.param_space if isinstance(self._tuner.trainable, TorchTrainer) else {}
+            self.most = max(slots(self._cluster.env, *_held(one)) for one in _scalings(space, scaling))
+        else:
+            self.most = self._config.max_concurrent_trials
+        self._slots = self.most
         if self._config.max_concurrent_trials is None and self._config.search_alg is None:
             # Some wait at the head, and are placed as soon as others have ended. A search algorithm would know less of these.
             self.most += min(self.most, _WAITING)
         budget = self._config.time_budget_s
         until = None if budget is None else time.monotonic() + budget
         self.run(until)
+        for trial in self._again:  # for which there was no time any more
+            trial.status, trial.is_stopped = TERMINATED, True
+        if self._again or self._is_changed:
+            self._save()
         early = [trial for trial in self.trials if trial.is_stopped and not trial.reports]
         if until is not None and time.monotonic() > until and early:
             self.display.say(f"wingbeat tune: time_budget_s={budget:g} was over before {len(early)} trials had reported anything")
-        return self._results()
+        return _results(self.trials, self._experiment.folder, self._config)
+
+    def has_room(self) -> bool:
+        running = self.running()
+        # Commands of those that will wait take no time from those that are starting.
+        all_began = sum(not trial.waits for trial in running) >= self._slots
+        return len(running) < (self.most if all_began else self._slots)
 
     def next_trial(self) -> Trial | None:
         if self._again:
@@ -304,8 +412,11 @@ class _Fitting(Engine[Trial]):
             self.display.say(f"wingbeat tune: {trial.trial_id} reports no {name!r}, as {self._wanted[name]} says")
         if trial.trial_id not in self._known:
             self._searcher.on_trial_result(trial.trial_id, metrics)
-        is_enough = any(metrics.get(name, float("-inf")) >= value for name, value in self._stop.items())
-        return self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP or is_enough
+        return self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP or self._is_done(metrics)
+
+    def _is_done(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a trial that reports this has done what `RunConfig.stop` asks for."""
+        return any(metrics.get(name, float("-inf")) >= value for name, value in self._stop.items())
 
     def stop_early(self, trial: Trial) -> None:
         if not trial.is_stopped:
@@ -313,6 +424,7 @@ class _Fitting(Engine[Trial]):
 
     def on_end(self, trial: Trial) -> None:
         if isinstance(trial.error, TrialError) and isinstance(trial.error.__cause__, TrainingError):
+            self._cluster.check()  # all trials may have failed with it at once
             if not self._cluster.answers():
                 self.display.say("wingbeat tune: the cluster does not answer; trials wait for it")
                 self._cluster.wait()
@@ -331,12 +443,16 @@ class _Fitting(Engine[Trial]):
         self._scheduler.on_trial_complete(trial.trial_id)
         if trial.status == ERROR:
             self.display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")
-        self._save()
+        self._is_changed = True
 
     def check(self) -> None:
         self._cluster.check()
+        if self._is_changed and not self.has_more:  # else, another trial is started now, before which all is written
+            self._save()
 
     def end_all(self, error: BaseException) -> None:
+        if self._is_changed:
+            self._save()
         # Without the cluster, they would wait for it.
         asked = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         self._end_all(signal.SIGKILL if isinstance(error, ClusterLostError) else asked)
@@ -347,33 +463,13 @@ class _Fitting(Engine[Trial]):
             self.display.say(f"wingbeat tune: {len(running)} trials are killed")
         else:
             self.display.say(f"wingbeat tune: {len(running)} trials are asked to end, and may save what they have")
+        grace_s = _trial.run_config_of(self._tuner.trainable, self._tuner.run_config).grace_s
         for each in (number, number, signal.SIGKILL):
             for trial in running:
                 trial.stop(each)
+            until = time.monotonic() + (_KILLED_S if each == signal.SIGKILL else grace_s + _ENDING_S)
             try:
-                for trial in running:
-                    trial.join()
-                return
+                if all([trial.join(max(0, until - time.monotonic())) for trial in running]):
+                    return
             except BaseException:  # asked again: now
                 continue
-
-    def _results(self) -> ResultGrid:
-        results = [
-            Result(
-                metrics=dict(trial.reports[-1]) if trial.reports else {},
-                checkpoint=trial.checkpoints[-1][0] if trial.checkpoints else None,
-                path=str(trial.folder),
-                error=trial.error if isinstance(trial.error, TrialError) else None,
-                best_checkpoints=trial.checkpoints,
-                config=trial.config,
-                trial_id=trial.trial_id,
-                reports=trial.reports,
-                was_stopped=trial.is_stopped,
-            )
-            for trial in self.trials
-        ]
-        grid = ResultGrid(results, self._experiment.folder, self._config.metric, self._config.mode)
-        if self._config.raise_on_failed_trial and grid.errors:
-            first = grid.errors[0]
-            raise TuneError(f"{grid.num_errors} of {len(grid)} trials failed; the first: {first}", grid) from first
-        return grid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wingbeat import _lazy
@@ -66,33 +66,15 @@ class BasicVariantGenerator(Searcher):
 
     def __init__(self, random_state: int | None = None) -> None:
         self._random_state = random_state
-        self._begin({}, 0, 0)
+        self._configurations = _space.Configurations({}, 0, random.Random(0))
 
     def begin(self, space: Mapping[str, Any], samples: int, metric: str | None, mode: str | None) -> None:
         """Learns what is searched."""
-        seed = self._random_state
-        self._begin(space, samples, random.SystemRandom().getrandbits(64) if seed is None else seed)
-
-    def _begin(self, space: Mapping[str, Any], samples: int, seed: int) -> None:
-        self._space, self._samples, self._seed, self._chosen = space, samples, seed, 0
-        self._configurations: Iterator[dict[str, Any]] = _space.configurations(space, samples, random.Random(seed))
+        self._configurations = _space.Configurations(space, samples, random.Random(self._random_state))
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Chooses the parameters of a trial."""
-        self._chosen += 1
         return next(self._configurations, None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        del state["_configurations"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        chosen = self._chosen
-        self._begin(self._space, self._samples, self._seed)
-        for _ in range(chosen):  # draws the same once more
-            self.suggest("")
 
 
 _ABSENT = {

@@ -91,14 +91,17 @@ class OptunaSearch(Searcher):
     def on_trial_result(self, trial_id: str, result: Mapping[str, float]) -> None:
         """Learns what a trial has reported."""
         value, step = result.get(self._metric or ""), result["training_iteration"]
-        if value is not None and value == value and math.isfinite(step) and step >= 0:
-            self._trials[trial_id].report(value, int(step))
+        trial = self._trials.get(trial_id)  # one that has ended before may be tried again
+        if trial is not None and value is not None and value == value and math.isfinite(step) and step >= 0:
+            trial.report(value, int(step))
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, float] | None = None, error: bool = False) -> None:
         """Learns that a trial has ended."""
         import optuna
 
-        trial, value = self._trials.pop(trial_id), (result or {}).get(self._metric or "")
+        trial, value = self._trials.pop(trial_id, None), (result or {}).get(self._metric or "")
+        if trial is None:
+            return
         if error or value is None or value != value:
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
