@@ -65,24 +65,32 @@ async fn of_job(args: StackArgs) -> Result<()> {
     let head = connect(&args.at).await?;
     let job: JobId = named::whole(&head, &args.id).await?.parse()?;
     let processes = head.processes_of_job(mux::within(LIMIT), job).await.context("the head did not answer")??;
-    let asked = stream::iter(processes).map(|process| head.stacks(mux::within(LIMIT), Subject::Process(process)));
+    let asked = stream::iter(processes).map(async |process| {
+        let answer = head.stacks(mux::within(LIMIT), Subject::Process(process)).await;
+        (process, answer.map_err(|error| format!("the head did not answer: {error}")))
+    });
     let answers: Vec<_> = asked.buffered(AT_ONCE).collect().await;
     let (mut all, mut failed) = (Vec::new(), Vec::new());
-    for answer in answers {
-        match answer.context("the head did not answer")? {
+    for (process, answer) in answers {
+        match answer.and_then(|answer| answer.map_err(|error| error.to_string())) {
             Ok(stacks) => all.push(stacks),
-            // It may have ended since.
-            Err(error) => failed.push(error.to_string()),
+            // It may have ended since, or be the one that hangs.
+            Err(why) => failed.push((process, why)),
         }
     }
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&all)?);
+        let mut told = all.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+        told.extend(failed.iter().map(|(process, why)| serde_json::json!({ "process": process, "error": why })));
+        say!("{}", serde_json::to_string_pretty(&told)?);
         return Ok(());
     }
     if all.is_empty() && failed.is_empty() {
         say!("no process runs anything of {job} now");
     }
     let all = all.iter().map(|stacks| wingbeat_core::names::printable_lines(&shown(stacks)).trim_end().to_owned());
+    let failed = failed.iter().map(|(process, why)| {
+        wingbeat_core::names::printable_lines(&format!("{process} does not say what it does: {why}")).into_owned()
+    });
     let all: Vec<String> = all.chain(failed).collect();
     say!("{}", all.join("\n\n"));
     Ok(())

@@ -15,7 +15,8 @@ use crate::ObjectRef;
 /// cannot be fetched now is [`Error::ObjectUnavailable`](crate::Error::ObjectUnavailable); the next call tries the same one again.
 ///
 /// The task runs at most `stream_ahead` items (16 unless told otherwise) ahead of what was taken, and then waits.
-/// Dropping the stream cancels the task. A task that is cancelled while it waits for an item gets that as its last item.
+/// Dropping the stream cancels the task. A task that is cancelled while it waits for an item gets that as its last item, and so does one whose wait can never end
+/// ([`Error::Deadlock`](crate::Error::Deadlock)).
 ///
 /// Polled as a [`Stream`](futures::Stream), by a combinator or a `timeout` around `StreamExt::next`, it has nothing to say when it is no
 /// longer awaited: the running task counts as waiting from a poll that gives nothing to the next one. [`next`](Self::next) knows.
@@ -102,6 +103,7 @@ impl<T: DeserializeOwned + 'static> ObjectStream<T> {
     /// # }
     /// ```
     pub async fn next_ref(&mut self) -> Option<Result<ObjectRef<T>>> {
+        self.waiting = None;
         let mut waiting = None;
         std::future::poll_fn(|cx| self.handle.poll_handle(&mut waiting, cx)).await.map(|item| item.map(ObjectRef::new))
     }

@@ -112,11 +112,19 @@ pub fn shortened(text: &str) -> String {
 
 /// A name made of a text that may be none, for what cannot be refused.
 pub fn made_of(text: &str) -> Cow<'_, str> {
-    let mut end = text.len().min(LONGEST_NAME);
-    while !text.is_char_boundary(end) {
+    // What is escaped becomes longer.
+    let whole = printable(text);
+    let mut end = whole.len().min(LONGEST_NAME);
+    while !whole.is_char_boundary(end) {
         end -= 1;
     }
-    printable(&text[..end])
+    match whole {
+        Cow::Borrowed(text) => Cow::Borrowed(&text[..end]),
+        Cow::Owned(mut text) => {
+            text.truncate(end);
+            Cow::Owned(text)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -135,6 +143,9 @@ mod tests {
             assert!(!why.chars().any(is_hidden), "{why:?}");
         }
         assert!(check(&"x".repeat(LONGEST_NAME + 1)).unwrap_err().contains("257"));
+        for text in ["\u{200b}".to_owned() + &"x".repeat(300), "\u{200b}".repeat(100), "ö".repeat(200)] {
+            assert_eq!(check(&made_of(&text)), Ok(()), "{text:?}");
+        }
     }
 
     #[test]

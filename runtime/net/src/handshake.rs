@@ -37,7 +37,8 @@ pub const PROTOCOL: u32 = {
     let head = fold(services, include_bytes!("messages/head.rs"));
     let node = fold(head, include_bytes!("messages/node.rs"));
     let peer = fold(node, include_bytes!("messages/peer.rs"));
-    let state = fold(peer, include_bytes!("messages/state.rs"));
+    let stacks = fold(peer, include_bytes!("messages/stacks.rs"));
+    let state = fold(stacks, include_bytes!("messages/state.rs"));
     let succession = fold(state, include_bytes!("messages/succession.rs"));
     let all = fold(succession, include_bytes!("messages/worker.rs"));
     (all ^ (all >> 32)) as u32 | HAS_RELEASE

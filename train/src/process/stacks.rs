@@ -12,8 +12,9 @@ pub(super) const VARIABLE: &str = "WINGBEAT_STACKS";
 /// Python writes its stacks at once: two looks of the same length are the end.
 const STEP: Duration = Duration::from_millis(20);
 const LIMIT: Duration = Duration::from_secs(3);
-/// How long py-spy may take. It has been seen to wait for ever for a process that does not stop.
-const PY_SPY_LIMIT: Duration = Duration::from_secs(10);
+/// How long py-spy may take. It has been seen to wait for ever for a process that does not stop. Whoever asks waits for longer than this
+/// and [`LIMIT`] together.
+const PY_SPY_LIMIT: Duration = Duration::from_secs(5);
 /// What is said of a process that says nothing.
 pub(super) const SILENT: &str = "it does not tell its stacks: it is not Python, or has not begun yet";
 
@@ -66,6 +67,7 @@ impl Stacks {
     }
 
     fn seen_within(&self, pid: i32, limit: Duration) -> Option<Seen> {
+        let was_stopped = is_stopped(pid);
         let mut command = Command::new(&self.py_spy);
         command.args(["dump", "--pid", &pid.to_string()]);
         let mut py_spy = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
@@ -81,9 +83,13 @@ impl Stacks {
                 Some(status) => break status,
                 None if begun.elapsed() < limit => std::thread::sleep(STEP),
                 None => {
-                    // What it had stopped goes on. The thread ends with the pipe, which a child of it may have, too.
+                    // The thread ends with the pipe, which a child of it may have, too.
                     py_spy.kill().ok()?;
                     py_spy.wait().ok()?;
+                    // The stop that it has asked for, and nobody waits for any more, would come as soon as the process can stop.
+                    if let Some(pid) = rustix::process::Pid::from_raw(pid).filter(|_| !was_stopped) {
+                        let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+                    }
                     return Some(Seen::Late);
                 }
             }
@@ -120,6 +126,12 @@ impl Stacks {
     }
 }
 
+/// Whether somebody has stopped the process on purpose.
+fn is_stopped(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && line.contains('T'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,20 +145,27 @@ mod tests {
         assert!(!Stacks::listens(-1));
     }
 
-    /// What a py-spy that is this script says.
-    fn said_by(script: &str) -> Option<Seen> {
+    /// What a py-spy that is this script says of a process.
+    fn said_by(script: &str, pid: u32) -> Option<Seen> {
         let folder = tempfile::tempdir().unwrap();
         let py_spy = folder.path().join("py-spy");
         std::fs::write(&py_spy, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&py_spy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let python = folder.path().join("python").display().to_string();
-        Stacks::new(&python, "rank 0 of 1".into()).unwrap().seen_within(1, Duration::from_millis(500))
+        Stacks::new(&python, "rank 0 of 1".into()).unwrap().seen_within(pid as i32, Duration::from_millis(500))
     }
 
     #[test]
     fn a_py_spy_that_does_not_answer_is_ended() {
-        assert_eq!(said_by("exec sleep 1000"), Some(Seen::Late));
-        assert_eq!(said_by("echo Thread 1; sleep 0.1; echo in f"), Some(Seen::Stacks("Thread 1\nin f\n".into())));
-        assert_eq!(said_by("echo 'Permission denied'; exit 1"), Some(Seen::Nothing));
+        let mut other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        assert_eq!(said_by("exec sleep 1000", other.id()), Some(Seen::Late));
+        let stacks = Seen::Stacks("Thread 1\nin f\n".into());
+        assert_eq!(said_by("echo Thread 1; sleep 0.1; echo in f", other.id()), Some(stacks));
+        assert_eq!(said_by("echo 'Permission denied'; exit 1", other.id()), Some(Seen::Nothing));
+        // As one does that waits for a process which does not stop at once.
+        assert_eq!(said_by("kill -STOP $3; exec sleep 1000", other.id()), Some(Seen::Late));
+        assert!(!is_stopped(other.id() as i32), "it stays stopped");
+        drop(other.stdin.take());
+        other.wait().unwrap();
     }
 }

@@ -31,6 +31,7 @@ use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::limits::limits;
+use wingbeat_net::mux;
 use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError, NodeStore};
 
 use super::Daemon;
@@ -560,13 +561,23 @@ impl Daemon {
             Err(error) => {
                 // Perhaps descriptors are short.
                 self.transfers.close_idle_for(Duration::ZERO);
-                return Err(Failure::Unreached(error.to_string()));
+                // Of one that had died before this node joined, or while the head was away, the head has told nobody here.
+                return Err(match address::is_gone(&holder.address).await && self.is_unknown_to_the_head(node).await {
+                    true => Failure::Absent("the node is gone".into()),
+                    false => Failure::Unreached(error.to_string()),
+                });
             }
         };
         let wire = Wire::new(stream, limit)?;
         let copy = self.fetch_over(object, size, node, &wire).await?;
         connections.idle.lock().push((wire, Instant::now()));
         Ok(copy)
+    }
+
+    async fn is_unknown_to_the_head(&self, node: NodeId) -> bool {
+        let Some(head) = self.head.client() else { return false };
+        let limit = self.transfers.limits.silence;
+        matches!(head.knows_node(mux::within(limit), node).await, Ok(false))
     }
 
     /// What cannot be left undone halfway does not belong here.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Outputs;
-use wingbeat_core::{ActorId, ErrorKind, ProcessId, TaskId};
+use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::messages::Work;
 
 use crate::owner::object::Handle;
@@ -30,8 +30,6 @@ pub struct StreamHandle {
     fetching: Option<Box<ValueFuture>>,
     /// The last task whose wait was interrupted.
     interrupted: Option<TaskId>,
-    /// Whether its consumer has been told that it waits for what waits for it.
-    is_deadlocked: bool,
 }
 
 impl StreamHandle {
@@ -51,8 +49,8 @@ impl StreamHandle {
     }
 
     fn of(session: Result<Session, Option<Error>>, task: TaskId, producer: Option<ActorId>, cell: Arc<Cell>) -> Self {
-        let (next, fetching, interrupted, is_deadlocked) = (None, None, None, false);
-        StreamHandle { session, task, producer, cell, next, fetching, interrupted, is_deadlocked }
+        let (next, fetching, interrupted) = (None, None, None);
+        StreamHandle { session, task, producer, cell, next, fetching, interrupted }
     }
 
     /// The task that makes the items.
@@ -67,8 +65,8 @@ impl StreamHandle {
 
     /// The next item, when it is there; none after the last. An error is the last item, but for one that says that the item
     /// cannot be fetched now ([`Error::ObjectUnavailable`], [`Error::StoreFull`], [`Error::OutOfDescriptors`]): the next call
-    /// tries again. An item that was lost is passed over after its error. To a task that is cancelled while it waits, that is the last
-    /// item; whoever goes on with the stream, as an actor's next call, has the rest. A wait that can never end is the end of the stream.
+    /// tries again. An item that was lost is passed over after its error. To a task that is cancelled while it waits, or whose wait can never
+    /// end, that is the last item; whoever goes on with the stream, as an actor's next call, has the rest.
     ///
     /// The running task waits as long as there is something in `waiting`: whoever awaits no more drops that.
     pub fn poll_item(
@@ -169,7 +167,7 @@ impl StreamHandle {
     }
 
     fn has_ended_for_this_task(&self) -> bool {
-        self.is_deadlocked || self.interrupted.is_some() && self.interrupted == context::current_task()
+        self.interrupted.is_some() && self.interrupted == context::current_task()
     }
 
     fn unless_interrupted<T>(
@@ -180,10 +178,7 @@ impl StreamHandle {
         let Some(Poll::Ready(error)) = waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) else {
             return Poll::Pending;
         };
-        match error.kind() {
-            ErrorKind::Cancelled => self.interrupted = context::current_task(),
-            _ => self.is_deadlocked = true,
-        }
+        self.interrupted = context::current_task();
         *waiting = None;
         Poll::Ready(Some(Err(error)))
     }

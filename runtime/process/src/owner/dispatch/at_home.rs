@@ -3,7 +3,7 @@
 //! The process takes them one at a time, the newest first, and goes on with the oldest when others ask for work: what was
 //! submitted first has the most below it, and is worth a journey. So a recursion uses as many processes as there are CPUs, and goes
 //! down in each of them. Whoever submits more as results come would wait for ever so for what it has submitted first. So where all that is ready has one
-//! parent, and there is nothing to go down in, the oldest is first; and else now and then the oldest of the newest's siblings.
+//! parent, and there is nothing to go down in, the oldest is first; and else now and then the oldest of the newest's siblings, or of all.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +21,8 @@ const LEFT_MS: u64 = 2;
 /// A process that has taken nothing for so long takes nothing more: the task that waited goes on.
 const OPEN_MS: u64 = 10;
 
+/// Whatever is newer, what has been at the front for so long is next, and one so often.
+const FRONT_MS: u64 = 1_000;
 /// Beside tasks of other parents, one of so many is the oldest of its siblings, as far back as so many.
 const OLDEST_OF: u32 = 16;
 const LOOK_BACK: usize = 4_096;
@@ -37,6 +39,8 @@ pub(super) struct AtHome {
     took_ms: Option<u64>,
     /// How many it took.
     taken: u32,
+    /// When it took the one at the front of a queue.
+    took_front_ms: u64,
 }
 
 impl AtHome {
@@ -147,7 +151,7 @@ impl Dispatch {
         now_ms: u64,
         accepts: impl Fn(&TaskSpec) -> bool,
     ) -> TakenHome {
-        let taken = match self.next_for_home(news) {
+        let taken = match self.next_for_home(news, now_ms) {
             Next::None => None,
             next if !accepts(&self.spec_of(&next, news)) => return TakenHome::NotThis,
             Next::News(at) => match news.remove(at) {
@@ -156,6 +160,9 @@ impl Dispatch {
             },
             Next::Ready(shape, at) => self.queues.get_mut(&shape).and_then(|queue| {
                 self.touched.add(&shape, queue);
+                if at == 0 {
+                    self.at_home.took_front_ms = now_ms;
+                }
                 queue.ready.remove(at)
             }),
         };
@@ -171,12 +178,12 @@ impl Dispatch {
 
     /// Whether there is a task to run in this process. If not, [`Action::AtHome`] says when there is.
     pub(crate) fn asks_for_home(&mut self, news: &[Request]) -> bool {
-        let has_any = !matches!(self.next_for_home(news), Next::None);
+        let has_any = !matches!(self.next_for_home(news, 0), Next::None);
         self.at_home.is_hungry = !has_any;
         has_any
     }
 
-    fn next_for_home(&self, news: &[Request]) -> Next {
+    fn next_for_home(&self, news: &[Request], now_ms: u64) -> Next {
         if self.session_over.is_some() {
             return Next::None;
         }
@@ -184,6 +191,13 @@ impl Dispatch {
             let is_short = self.at_home.is_short(task.spec.function);
             is_short && goes_home(task) && lost_argument(&task.spec, &self.dead_nodes).is_none()
         };
+        let waits_at_front = |queue: &Queue| {
+            let since = queue.front_since_ms.map(|since| since.max(self.at_home.took_front_ms));
+            since.is_some_and(|since| now_ms >= since + FRONT_MS) && queue.ready.front().is_some_and(may)
+        };
+        if let Some((shape, _)) = self.queues.iter().find(|(_, queue)| queue.is_short() && waits_at_front(queue)) {
+            return Next::Ready(shape.clone(), 0);
+        }
         let wants_oldest = self.at_home.taken % OLDEST_OF == OLDEST_OF - 1;
         // Where the oldest of its siblings is that is to run before it.
         let elder_sibling = |newest: &Task, queue: &Queue| {
@@ -231,7 +245,7 @@ impl Dispatch {
 
     /// Says that there is something to run here, if the process has asked for that.
     pub(super) fn offer_home(&mut self, now_ms: u64, out: &mut Vec<Action>) {
-        if self.at_home.is_hungry && !matches!(self.next_for_home(&[]), Next::None) {
+        if self.at_home.is_hungry && !matches!(self.next_for_home(&[], now_ms), Next::None) {
             self.at_home.is_hungry = false;
             self.at_home.took_ms = Some(now_ms);
             out.push(Action::AtHome);

@@ -80,6 +80,19 @@ fn nor_does_it_behind_tasks_of_another_parent() {
 }
 
 #[test]
+fn who_has_waited_long_at_the_front_is_next_whatever_is_newer() {
+    let mut dispatch = submitted([shared(1), shared(2), child_of(100, 3)]);
+    settle(&mut dispatch, 0);
+    let mut taken = Vec::new();
+    for seq in 4..10 {
+        dispatch.submit(child_of(100, seq), &mut Vec::new());
+        taken.push(take(&mut dispatch, FRONT_MS + seq).unwrap());
+    }
+    assert_eq!(taken[..2], [1, 5], "one so often");
+    assert_eq!(take(&mut dispatch, 2 * FRONT_MS + 4), Some(2));
+}
+
+#[test]
 fn what_was_just_asked_for_is_taken_first_and_only_if_it_is_a_task_that_fits() {
     let mut dispatch = submitted([shared(1)]);
     let mut news = vec![Request::Task(shared(2))];
