@@ -2,12 +2,14 @@
 
 import dataclasses
 import datetime
+import gc
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+import weakref
 from decimal import Decimal
 from pathlib import Path
 
@@ -678,6 +680,31 @@ def test_memory_is_used_again_once_no_array_over_it_is_left():
     del kept
     again = memory.columns(1000, like)
     assert again[0].ctypes.data == place and memory.columns(0, like)[0].shape == (0, 3)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_rows_that_are_kept_keep_no_memory_that_waits_to_be_used_again(tmp_path, monkeypatch, is_left):
+    from wingbeat.train import _gather
+
+    pieces = []
+    array = _gather.Memory.array
+
+    def counted(memory, size):
+        made = array(memory, size)
+        pieces.append(weakref.ref(made))
+        pieces.extend(weakref.ref(one) for one in memory._free)
+        return made
+
+    monkeypatch.setattr(_gather.Memory, "array", counted)
+    pq.write_table(pa.table({"id": np.arange(100_000)}), tmp_path / "rows.parquet", row_group_size=10_000)
+    batches = shards(read_files(tmp_path / "rows.parquet", window_rows=20_000), 1)[0].iter_batches(batch_size=1000, shuffle_seed=1)
+    kept = next(batches)["id"][:2]
+    for _ in [] if is_left else batches:
+        pass
+    batches.close()
+    del batches
+    gc.collect()
+    assert len({id(one) for one in (piece() for piece in pieces) if one is not None}) == 1 and len(kept) == 2
 
 
 def test_text_that_polars_writes_is_gathered(tmp_path):

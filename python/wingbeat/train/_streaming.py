@@ -385,6 +385,7 @@ def _blocks(
             done += count
     finally:
         reader.shutdown(wait=True, cancel_futures=True)
+        memory.close()
 
 
 def _tables_cutter(made: Callable[[pyarrow.Table], Any], table: pyarrow.Table) -> Callable[[int, int], Any]:
