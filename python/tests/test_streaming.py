@@ -789,6 +789,29 @@ def test_nulls_anywhere_in_parquet_decide_the_type_of_all_batches(tmp_path, seed
     assert read_files(tmp_path).with_nulls == ()
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_nulls_of_folders_and_of_columns_that_are_cast_decide_the_type_too(tmp_path, seed):
+    table = pa.table({"id": range(300), "part": pa.array([None] * 100 + [1] * 100 + [2] * 100, pa.int32())})
+    by = pa.dataset.partitioning(pa.schema([("part", pa.int32())]), flavor="hive")
+    pa.dataset.write_dataset(table, tmp_path / "parts", format="parquet", partitioning=by)
+    (tmp_path / "cast").mkdir()
+    for number, values in enumerate(([1.0, None] * 50, [1.0, 2.0] * 50)):
+        pq.write_table(pa.table({"y": values}), tmp_path / "cast" / f"{number}.parquet")
+    cast = pa.dataset.dataset(tmp_path / "cast", schema=pa.schema([("y", pa.int64())]))
+    for dataset, name in ((read_files(tmp_path / "parts"), "part"), (read_files(cast), "y")):
+        batches = list(shards(dataset, 1)[0].iter_batches(batch_size=50, shuffle_seed=seed))
+        assert dataset.with_nulls == (name,) and {str(batch[name].dtype) for batch in batches} == {"float64"}
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_columns_that_are_in_no_file_may_be_read_alone(tmp_path, seed):
+    table = pa.table({"id": range(300), "part": [1] * 100 + [2] * 200})
+    pa.dataset.write_dataset(table, tmp_path / "data", format="parquet", partitioning=["part"], partitioning_flavor="hive")
+    (shard,) = shards(read_files(tmp_path / "data", columns=["part"]), 1)
+    read = np.concatenate([batch["part"] for batch in shard.iter_batches(batch_size=7, shuffle_seed=seed)])
+    assert sorted(read) == table["part"].to_pylist()
+
+
 def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
     from wingbeat import _sending
     from wingbeat.train import get_dataset_shard
