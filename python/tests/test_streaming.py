@@ -827,6 +827,14 @@ def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
                 assert [str(batch[name].dtype) for name in table.column_names] == ["int64", "float64", "object"]
 
 
+def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"id": range(30), "named": ["a"] * 30}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"named", b"nam\xffd"))
+    with pytest.raises(UnreadableFileError, match="rows.parquet"):
+        read_files(path)
+
+
 def test_a_damaged_page_is_found_by_its_checksum_where_there_is_one(tmp_path):
     table = pa.table({"id": range(4000)})
     for rows, piece in ((4000, None), (1000, None), (4000, 100)):

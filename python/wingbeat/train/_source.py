@@ -170,7 +170,7 @@ def read_files(
         for one, about in zip(found, inspected)
     )
     schema = _common(files, inspected, partitions, columns)
-    if not any(sum(file.unit_rows) for file in files):
+    if not any(sum(file.unit_rows) > 0 for file in files):  # a damaged file may have fewer than none
         raise TooFewRowsError(f"the dataset has no rows: {_listed([file.path for file in files])}")
     row_bytes = _row_bytes(filesystem, files, schema)
     if window_rows is None:
