@@ -2,12 +2,14 @@
 
 import dataclasses
 import datetime
+import gc
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+import weakref
 from decimal import Decimal
 from pathlib import Path
 
@@ -680,6 +682,31 @@ def test_memory_is_used_again_once_no_array_over_it_is_left():
     assert again[0].ctypes.data == place and memory.columns(0, like)[0].shape == (0, 3)
 
 
+@pytest.mark.parametrize("is_left", [False, True])
+def test_rows_that_are_kept_keep_no_memory_that_waits_to_be_used_again(tmp_path, monkeypatch, is_left):
+    from wingbeat.train import _gather
+
+    pieces = []
+    array = _gather.Memory.array
+
+    def counted(memory, size):
+        made = array(memory, size)
+        pieces.append(weakref.ref(made))
+        pieces.extend(weakref.ref(one) for one in memory._free)
+        return made
+
+    monkeypatch.setattr(_gather.Memory, "array", counted)
+    pq.write_table(pa.table({"id": np.arange(100_000)}), tmp_path / "rows.parquet", row_group_size=10_000)
+    batches = shards(read_files(tmp_path / "rows.parquet", window_rows=20_000), 1)[0].iter_batches(batch_size=1000, shuffle_seed=1)
+    kept = next(batches)["id"][:2]
+    for _ in [] if is_left else batches:
+        pass
+    batches.close()
+    del batches
+    gc.collect()
+    assert len({id(one) for one in (piece() for piece in pieces) if one is not None}) == 1 and len(kept) == 2
+
+
 def test_text_that_polars_writes_is_gathered(tmp_path):
     polars = pytest.importorskip("polars")
     polars.DataFrame({"id": range(100), "text": [f"text number {one}" for one in range(100)]}).write_ipc(tmp_path / "rows.arrow")
@@ -713,15 +740,16 @@ def test_a_file_outside_of_the_partitions_is_named(tmp_path):
 @pytest.mark.parametrize("size", [7, 64, 100, 333])
 def test_arrays_of_numbers_may_be_written_and_batches_span_row_groups(tmp_path, size, seed):
     table = pa.table({"id": range(1000), "x": np.arange(1000, dtype=np.float32), "of": [[one, -one] for one in range(1000)]})
+    table = table.append_column("pair", pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2000.0)), 2))
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=100)
     (shard,) = shards(read_files(tmp_path / "rows.parquet", window_rows=90), 1)
     ids = []
     for batch in shard.iter_batches(batch_size=size, shuffle_seed=seed):
         assert batch["x"].dtype == np.float32 and (batch["x"] == batch["id"]).all() and (batch["of"][:, 1] == -batch["x"]).all()
-        assert list(batch) == ["id", "x", "of"]
+        assert list(batch) == ["id", "x", "of", "pair"] and (batch["pair"][:, 1] == 2 * batch["id"] + 1).all()
         ids += batch["id"].tolist()
-        batch["id"] *= 0
-        batch["x"] /= 2
+        for array in batch.values():
+            array *= 0
     assert (ids if seed is None else sorted(ids)) == list(range(1000))
 
 
@@ -761,6 +789,29 @@ def test_nulls_anywhere_in_parquet_decide_the_type_of_all_batches(tmp_path, seed
     assert read_files(tmp_path).with_nulls == ()
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_nulls_of_folders_and_of_columns_that_are_cast_decide_the_type_too(tmp_path, seed):
+    table = pa.table({"id": range(300), "part": pa.array([None] * 100 + [1] * 100 + [2] * 100, pa.int32())})
+    by = pa.dataset.partitioning(pa.schema([("part", pa.int32())]), flavor="hive")
+    pa.dataset.write_dataset(table, tmp_path / "parts", format="parquet", partitioning=by)
+    (tmp_path / "cast").mkdir()
+    for number, values in enumerate(([1.0, None] * 50, [1.0, 2.0] * 50)):
+        pq.write_table(pa.table({"y": values}), tmp_path / "cast" / f"{number}.parquet")
+    cast = pa.dataset.dataset(tmp_path / "cast", schema=pa.schema([("y", pa.int64())]))
+    for dataset, name in ((read_files(tmp_path / "parts"), "part"), (read_files(cast), "y")):
+        batches = list(shards(dataset, 1)[0].iter_batches(batch_size=50, shuffle_seed=seed))
+        assert dataset.with_nulls == (name,) and {str(batch[name].dtype) for batch in batches} == {"float64"}
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_columns_that_are_in_no_file_may_be_read_alone(tmp_path, seed):
+    table = pa.table({"id": range(300), "part": [1] * 100 + [2] * 200})
+    pa.dataset.write_dataset(table, tmp_path / "data", format="parquet", partitioning=["part"], partitioning_flavor="hive")
+    (shard,) = shards(read_files(tmp_path / "data", columns=["part"]), 1)
+    read = np.concatenate([batch["part"] for batch in shard.iter_batches(batch_size=7, shuffle_seed=seed)])
+    assert sorted(read) == table["part"].to_pylist()
+
+
 def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
     from wingbeat import _sending
     from wingbeat.train import get_dataset_shard
@@ -774,6 +825,14 @@ def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
         for kind in ("numpy", "pandas"):
             for batch in shard.iter_batches(batch_size=1, batch_format=kind):
                 assert [str(batch[name].dtype) for name in table.column_names] == ["int64", "float64", "object"]
+
+
+def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"id": range(30), "named": ["a"] * 30}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"named", b"nam\xffd"))
+    with pytest.raises(UnreadableFileError, match="rows.parquet"):
+        read_files(path)
 
 
 def test_a_damaged_page_is_found_by_its_checksum_where_there_is_one(tmp_path):

@@ -1105,6 +1105,52 @@ def test_a_restored_search_has_the_space_that_it_had(tmp_path, name, value):
         tune.Tuner.restore(folder, print, param_space=changed)
 
 
+def test_functions_with_sets_are_the_same_in_another_program(environment):
+    program = """
+import sys
+import cloudpickle
+from wingbeat import tune
+from wingbeat.tune import _same
+space = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1})}
+other = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1.0})}
+if sys.argv[1:]:
+    left = cloudpickle.loads(bytes.fromhex(sys.argv[1]))
+    print(_same.first_difference(left, space), _same.first_difference(left, other))
+else:
+    print(cloudpickle.dumps(space).hex())
+""".replace("NAMES", ", ".join(f"'name {number}'" for number in range(40)))  # so many that the order of some is that of their insertion
+
+    def run(seed, *arguments):
+        env = {**environment, "PYTHONHASHSEED": seed}
+        return subprocess.run([sys.executable, "-c", program, *arguments], env=env, capture_output=True, text=True, check=True).stdout.strip()
+
+    left = run("0")
+    assert [run(seed, left) for seed in ("1", "2", "3")] == ["None x"] * 3
+
+
+def test_the_end_of_a_trial_is_written_also_while_others_have_not_begun(on_cluster, tmp_path, monkeypatch):
+    from wingbeat.tune import _experiment, _tuner
+
+    def train(config):
+        while config["x"] and not (tmp_path / "ended").exists():
+            time.sleep(0.01)
+        return {"x": config["x"]}
+
+    save = _experiment.Experiment.save
+
+    def saved(experiment, state):
+        save(experiment, state)
+        if state["trials"][0]["status"] == "TERMINATED":
+            (tmp_path / "ended").touch()
+
+    monkeypatch.setattr(_experiment.Experiment, "save", saved)
+    # No room: those that are launched have not begun.
+    monkeypatch.setattr(_tuner._Fitting, "has_room", lambda fitting: len(fitting.trials) < 2 or (tmp_path / "ended").exists())
+    run = tune.RunConfig(name="search", storage_path=tmp_path)
+    grid = tune.Tuner(train, param_space={"x": tune.grid_search([0, 1, 2])}, run_config=run).fit()
+    assert [result.metrics["x"] for result in grid] == [0, 1, 2]
+
+
 def test_trials_that_ran_may_be_left_and_the_same_values_are_drawn(killed, tmp_path):
     import search
 

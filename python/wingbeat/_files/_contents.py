@@ -55,7 +55,7 @@ class Inspected:
         nbytes: The size of its rows, uncompressed; 0 if it does not say.
         size: Its bytes.
         modified_ns: When it was changed last, of a file on this machine.
-        with_nulls: Columns of integers and booleans that have nulls, as far as a Parquet file says so.
+        with_nulls: Columns that are read as integers and booleans and have nulls, as far as a Parquet file says so.
     """
 
     kind: str
@@ -67,13 +67,14 @@ class Inspected:
     with_nulls: frozenset[str] = frozenset()
 
 
-def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
+def inspect(filesystem: Any, path: str, kind: str | None = None, given: pyarrow.Schema | None = None) -> Inspected:
     """Reads what a file says of itself, and no rows.
 
     Args:
         filesystem: Its `pyarrow.fs.FileSystem`.
         path: Its path there.
         kind: "parquet" or "arrow"; None to find out.
+        given: What columns are cast to; None for nothing else.
 
     Returns:
         What it says.
@@ -92,7 +93,7 @@ def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
                 about = pyarrow.parquet.ParquetFile(source)
                 groups = [about.metadata.row_group(number) for number in range(about.metadata.num_row_groups)]
                 rows, nbytes = tuple(group.num_rows for group in groups), sum(group.total_byte_size for group in groups)
-                with_nulls = _with_nulls(groups, about.schema_arrow)
+                with_nulls = _with_nulls(groups, about.schema, about.schema_arrow, given)
                 return Inspected(kind, rows, about.schema_arrow, nbytes, source.size(), modified_ns, with_nulls)
         with source_of(filesystem, path) as source:
             schema = pyarrow.ipc.open_file(source).schema
@@ -102,7 +103,7 @@ def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
             reader = pyarrow.ipc.open_file(source, options=pyarrow.ipc.IpcReadOptions(included_fields=only))
             rows = tuple(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
             return Inspected(kind, rows, schema, 0, source.size(), modified_ns)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:  # names that are no text
         raise UnreadableError(path, reason(error)) from error
 
 
@@ -163,17 +164,15 @@ def unmarked(table: pyarrow.Table) -> tuple[pyarrow.Table, frozenset[str]]:
     return (table, frozenset()) if names is None else (table.replace_schema_metadata(said or None), frozenset(json.loads(names)))
 
 
-def _with_nulls(groups: Sequence[Any], schema: pyarrow.Schema) -> frozenset[str]:
-    looked_for = {field.name for field in schema if is_changed_by_nulls(field.type)}
+def _with_nulls(groups: Sequence[Any], parquet: Any, schema: pyarrow.Schema, given: pyarrow.Schema | None) -> frozenset[str]:
+    kinds = {field.name: field.type for field in [*schema, *(given or ())]}
+    looked_for = {name for name, kind in kinds.items() if is_changed_by_nulls(kind)}
     found: set[str] = set()
     if not groups or not looked_for:
         return frozenset()
-    # Columns are the same in all row groups.
-    numbers = [
-        (name, number)
-        for number in range(groups[0].num_columns)
-        if (name := groups[0].column(number).path_in_schema) in looked_for
-    ]
+    # Columns are the same in all row groups, which are not asked for others: pyarrow ends the process if what they say of one is
+    # damaged in some ways.
+    numbers = [(name, number) for number in range(groups[0].num_columns) if (name := parquet.column(number).path) in looked_for]
     for group in groups:
         for name, number in numbers:
             if name not in found:

@@ -269,13 +269,16 @@ def _whole(reader: Any, number: int, columns: list[str], is_here: bool) -> Itera
     if not columns:  # which has its number of rows
         yield reader.read_row_group(number, columns=columns, use_threads=False)
         return
-    about = reader.metadata.row_group(number)
+    about, most = reader.metadata.row_group(number), _TOGETHER_BYTES if is_here else _TOGETHER_REMOTELY_BYTES
+    if about.total_byte_size <= most:
+        # Also because pyarrow ends the process if what `about.column` returns is damaged in some ways, and raises here.
+        yield reader.read_row_group(number, columns=columns, use_threads=False)
+        return
     sizes = dict.fromkeys(columns, 0)
     for column in range(about.num_columns):
         name = about.column(column).path_in_schema.partition(".")[0]
         if name in sizes:
             sizes[name] += about.column(column).total_uncompressed_size
-    most = _TOGETHER_BYTES if is_here else _TOGETHER_REMOTELY_BYTES
     some, size = [], 0
     for name in columns:
         some.append(name)

@@ -85,12 +85,13 @@ def _writable(column: pyarrow.ChunkedArray, array: Any) -> Any:
     import numpy
     import pyarrow
 
-    is_number = pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)
-    if not is_number or column.num_chunks != 1 or column.null_count or not column.chunk(0).buffers()[1].is_mutable:
+    kind = column.type.value_type if is_nested(column.type) else column.type
+    is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
+    if not is_number or array.dtype.hasobject or column.num_chunks != 1 or column.null_count:
         return array
-    chunk = column.chunk(0)
-    data, begin = chunk.buffers()[1], chunk.offset * array.itemsize
-    return numpy.frombuffer(data, array.dtype, count=len(chunk), offset=begin)
+    values = column.chunk(0).flatten() if is_nested(column.type) else column.chunk(0)
+    data, begin = values.buffers()[1], values.offset * array.itemsize
+    return numpy.frombuffer(data, array.dtype, count=len(values), offset=begin).reshape(array.shape) if data.is_mutable else array
 
 
 def tensors(

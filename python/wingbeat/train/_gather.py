@@ -67,6 +67,11 @@ class Memory:
         weakref.finalize(array, self._take_back, piece).atexit = False
         return array
 
+    def close(self) -> None:
+        """Lets go of what waits. Arrays that are left keep their own memory alone."""
+        self._most = -1
+        self._free.clear()
+
     def _take_back(self, piece: Any) -> None:
         if sum(one.nbytes for one in self._free) + piece.nbytes <= self._most:
             self._free.append(piece)

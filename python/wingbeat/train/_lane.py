@@ -145,7 +145,7 @@ def _windows_of(
             number, first, last = order.window_at(lane, left[-1].end if left else begin)
             left.append(Window(first, last, schema, movable, orders.of(number, last - first), memory))
         for table in piece.tables:
-            nbytes = 0
+            nbytes, column, rows = 0, None, None  # none of a table without columns, which stands for its rows
             for name, column in zip(table.column_names, table.columns):
                 number = numbers[name]
                 is_moved = left[0].columns[number] is not None

@@ -156,7 +156,7 @@ def read_files(
             raise ValueError(f"{name} must be a positive integer or None, not {number!r}")
     found, filesystem, partitions = _found(paths, filesystem)
     with ThreadPoolExecutor(min(_INSPECTORS, len(found))) as pool:
-        inspected = list(pool.map(lambda one: inspect(filesystem, one.path, one.kind or None), found))
+        inspected = list(pool.map(lambda one: inspect(filesystem, one.path, one.kind or None, partitions), found))
     files = tuple(
         DataFile(
             one.path,
@@ -170,7 +170,7 @@ def read_files(
         for one, about in zip(found, inspected)
     )
     schema = _common(files, inspected, partitions, columns)
-    if not any(sum(file.unit_rows) for file in files):
+    if not any(sum(file.unit_rows) > 0 for file in files):  # a damaged file may have fewer than none
         raise TooFewRowsError(f"the dataset has no rows: {_listed([file.path for file in files])}")
     row_bytes = _row_bytes(filesystem, files, schema)
     if window_rows is None:
@@ -179,6 +179,7 @@ def read_files(
     shuffled = next((few for few in _LANES if few * lane_bytes <= _RANK_BYTES), 1)
     piece_rows = max(1, int(_PIECE_BYTES / row_bytes))
     have = {name for about in inspected for name in about.with_nulls}
+    have.update(name for file in files for name, value in file.constants if value is None)
     with_nulls = tuple(field.name for field in schema if field.name in have and is_changed_by_nulls(field.type))
     return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, piece_rows, lane_bytes, with_nulls)
 

@@ -385,6 +385,7 @@ def _blocks(
             done += count
     finally:
         reader.shutdown(wait=True, cancel_futures=True)
+        memory.close()
 
 
 def _tables_cutter(made: Callable[[pyarrow.Table], Any], table: pyarrow.Table) -> Callable[[int, int], Any]:
@@ -421,7 +422,7 @@ def _arrays_cutter(with_nulls: Collection[str], table: pyarrow.Table) -> Callabl
             cut = {name: _joined(name, made, begin, end) for name in flat.column_names}
         if not nested:
             return cut
-        lists = _formats.arrays(apart.slice(begin, count))
+        lists = _formats.arrays(apart.slice(begin, count), is_own=True)
         return {name: lists[name] if name in lists else cut[name] for name in table.column_names}
 
     return cut

@@ -153,7 +153,8 @@ class TorchTrainer:
         _storage.make_own(self.run_config, folder)
         options = [*self.scaling_config.options(), *self.run_config.options(), *self.torch_config.options()]
         env = {EXPERIMENT: name, **self.run_config.env}
-        launcher = Launcher([*options, "--storage", folder, f"--job-name={name}"], env=env, command=command, cluster=cluster or {})
+        options += ["--storage", folder, f"--job-name={name}"]
+        launcher = Launcher(options, env=env, command=command, cluster=cluster or {})
         ranks = self.scaling_config.workers[1]
         given = {key: rows() if callable(rows) else rows for key, rows in self.datasets.items()}
         files = {key: of_files(rows) for key, rows in given.items() if is_files(rows)}

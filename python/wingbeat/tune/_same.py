@@ -57,5 +57,11 @@ def _parts(function: types.FunctionType) -> list[Any]:
 
 
 def _of_code(code: types.CodeType) -> list[Any]:
-    constants = [_of_code(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
-    return [code.co_code, code.co_names, code.co_varnames, constants]
+    return [code.co_code, code.co_names, code.co_varnames, [_of_constant(one) for one in code.co_consts]]
+
+
+def _of_constant(one: Any) -> Any:
+    if isinstance(one, types.CodeType):
+        return _of_code(one)
+    # As text, which tells 1 from 1.0 and True. The order of a set is another in each program.
+    return frozenset(map(repr, one)) if isinstance(one, frozenset) else repr(one)

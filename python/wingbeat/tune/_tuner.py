@@ -447,7 +447,8 @@ class _Fitting(Engine[Trial]):
 
     def check(self) -> None:
         self._cluster.check()
-        if self._is_changed and not self.has_more:  # else, another trial is started now, before which all is written
+        # Else, another trial is started now, before which all is written.
+        if self._is_changed and not (self.has_more and self.has_room()):
             self._save()
 
     def end_all(self, error: BaseException) -> None:
