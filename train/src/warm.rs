@@ -80,6 +80,11 @@ pub(crate) struct Kind {
     modules: Vec<String>,
 }
 
+/// Whether a variable says where a secret lies, or that none is to be used: modules read that when they are imported.
+fn is_about_a_secret(name: &str) -> bool {
+    ["_PATH", "_FILE", "_DIR"].iter().any(|end| name.ends_with(end)) || name.contains("_DISABLE_")
+}
+
 impl Kind {
     /// That of a rank with this interpreter and environment.
     pub(crate) fn of(python: &str, environment: &BTreeMap<String, String>) -> Kind {
@@ -87,7 +92,7 @@ impl Kind {
             .iter()
             .filter(|(name, _)| starts_with_any(name, &READ_AT_START) && !starts_with_any(name, &READ_LATER))
             // The head writes down what its actor is made of. A rank has its whole environment from its own actor, in any case.
-            .filter(|(name, _)| !is_secret(name))
+            .filter(|(name, _)| !is_secret(name) || is_about_a_secret(name))
             .map(|(name, value)| (name.clone(), value.clone()));
         let more = environment.get(MORE_MODULES).map(String::as_str).unwrap_or_default();
         let more = more.split(',').map(str::trim).filter(|name| !name.is_empty());

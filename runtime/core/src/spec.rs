@@ -490,20 +490,17 @@ pub fn variable_names(variables: &BTreeMap<String, String>) -> Vec<&str> {
     variables.keys().map(String::as_str).collect()
 }
 
-/// Whether the name of a variable says that its value is a secret.
+/// Whether the name of a variable says that its value is a secret, or where one lies.
 ///
 /// ```
 /// use wingbeat_core::spec::is_secret;
 /// assert!(is_secret("HF_TOKEN") && is_secret("AWS_ACCESS_KEY_ID") && is_secret("db_password"));
-/// assert!(!is_secret("PATH") && !is_secret("HF_TOKEN_PATH") && !is_secret("HF_HUB_DISABLE_IMPLICIT_TOKEN"));
+/// assert!(is_secret("SERVICE_TOKEN_FILE") && !is_secret("PATH"));
 /// ```
 #[must_use]
 pub fn is_secret(variable: &str) -> bool {
     let variable = variable.to_ascii_uppercase();
-    // Where a secret lies, and whether it is used, is none.
-    let is_about_one =
-        ["_PATH", "_FILE", "_DIR"].iter().any(|end| variable.ends_with(end)) || variable.contains("DISABLE");
-    !is_about_one && ["TOKEN", "SECRET", "PASSW", "CREDENTIAL", "KEY"].iter().any(|secret| variable.contains(secret))
+    ["TOKEN", "SECRET", "PASSW", "CREDENTIAL", "KEY"].iter().any(|secret| variable.contains(secret))
 }
 
 /// A program, known by its content.
