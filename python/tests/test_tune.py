@@ -249,6 +249,23 @@ def test_a_stopped_trial_has_its_checkpoints_and_one_that_crashes_by_itself_has_
     assert isinstance(crashed.error.__cause__, RuntimeError) and crashed.checkpoint is not None
 
 
+def test_a_trial_is_not_stopped_by_a_report_whose_checkpoint_is_still_being_stored(fit, tmp_path):
+    def stopped(config):
+        import tempfile
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # which removes the folder
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "large").touch()
+            os.truncate(Path(folder, "large"), 300 << 20)
+            tune.report({"loss": 1.0}, checkpoint=tune.Checkpoint.from_directory(folder))
+        while True:
+            time.sleep(0.01)
+
+    run = tune.RunConfig(name="large", storage_path=tmp_path, stop={"training_iteration": 1})
+    (result,) = fit(stopped, {}, run=run)
+    assert result.error is None and Path(result.checkpoint.path, "large").stat().st_size == 300 << 20
+
+
 def test_what_a_trial_has_of_its_own_ends_no_other(fit):
     class Odd:
         def __repr__(self):

@@ -22,6 +22,9 @@ const LIMIT: usize = 16 << 20;
 pub(crate) struct Recorder {
     events_file: String,
     waiting: Batch,
+    /// What comes after [`waiting`](Self::waiting) once a checkpoint is stored: a report whose metrics can be read has its
+    /// checkpoint.
+    held: Batch,
     /// Whether a batch is being written.
     writes: bool,
     count: u64,
@@ -52,17 +55,19 @@ impl Recorder {
         Recorder {
             events_file: format!("events.out.tfevents.{}.{host}.{}", now as u64, std::process::id()),
             waiting: Batch { lines: Vec::new(), events },
+            held: Batch::default(),
             writes: false,
             count: 0,
             missed: 0,
         }
     }
 
-    /// Takes what rank 0 has reported. Its step is the metric `step`, or else how many reports were before it.
-    pub(crate) fn add(&mut self, attempt: u32, metrics: &BTreeMap<String, f64>) {
+    /// Takes what rank 0 has reported. Its step is the metric `step`, or else how many reports were before it. It may wait
+    /// until the checkpoint of the report [is stored](Recorder::stored).
+    pub(crate) fn add(&mut self, attempt: u32, metrics: &BTreeMap<String, f64>, waits_for_checkpoint: bool) {
         let step = metrics.get("step").map_or(self.count, |step| *step as u64);
         self.count += 1;
-        if self.waiting.lines.len() > LIMIT {
+        if self.waiting.lines.len() + self.held.lines.len() > LIMIT {
             self.missed += 1;
             return;
         }
@@ -76,19 +81,32 @@ impl Recorder {
         // Also where a rank gives a metric one of these names.
         line.insert("time".into(), now.into());
         line.insert("attempt".into(), attempt.into());
-        self.waiting.lines.extend_from_slice(Value::Object(line).to_string().as_bytes());
-        self.waiting.lines.push(b'\n');
+        let batch = match waits_for_checkpoint || !self.held.lines.is_empty() {
+            true => &mut self.held,
+            false => &mut self.waiting,
+        };
+        batch.lines.extend_from_slice(Value::Object(line).to_string().as_bytes());
+        batch.lines.push(b'\n');
         let values: Vec<u8> = metrics
             .iter()
             .filter(|(name, _)| *name != "step")
             .flat_map(|(name, value)| bytes(1, &[text(1, name.as_bytes()), float(2, *value as f32)].concat()))
             .collect();
-        record(&mut self.waiting.events, &[double(1, now), number(2, step), bytes(5, &values)].concat());
+        record(&mut batch.events, &[double(1, now), number(2, step), bytes(5, &values)].concat());
+    }
+
+    /// A checkpoint is stored, or cannot be.
+    pub(crate) fn stored(&mut self) {
+        self.waiting.lines.append(&mut self.held.lines);
+        self.waiting.events.append(&mut self.held.events);
     }
 
     /// Begins to write what there is; unless `all`, only if it is enough. None if that is too little, or the last batch is
     /// still being written. What comes of it is for [`Recorder::recorded`].
     pub(crate) fn write(&mut self, claim: Arc<Claim>, all: bool) -> Option<BoxFuture<'static, Recorded>> {
+        if all {
+            self.stored();
+        }
         let is_enough = all || !claim.storage().makes_objects() || self.waiting.lines.len() >= BATCH;
         if self.writes || self.waiting.lines.is_empty() || !is_enough {
             return None;
@@ -187,9 +205,9 @@ mod tests {
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         let claim = Claim::new(&storage, "test", &|_| (), std::future::pending()).await.unwrap().unwrap();
         let (claim, mut recorder) = (Arc::new(claim), Recorder::new());
-        recorder.add(0, &BTreeMap::from([("loss".into(), 0.5), ("step".into(), 7.0)]));
+        recorder.add(0, &BTreeMap::from([("loss".into(), 0.5), ("step".into(), 7.0)]), false);
         let first = recorder.write(claim.clone(), false).unwrap().await;
-        recorder.add(1, &BTreeMap::from([("loss".into(), f64::INFINITY), ("attempt".into(), 7.0)]));
+        recorder.add(1, &BTreeMap::from([("loss".into(), f64::INFINITY), ("attempt".into(), 7.0)]), false);
         assert!(recorder.write(claim.clone(), true).is_none(), "one batch after the other");
         recorder.recorded(first).unwrap();
         let second = recorder.write(claim, true).unwrap().await;
@@ -198,5 +216,26 @@ mod tests {
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((lines[0]["loss"].as_f64(), lines[0]["step"].as_f64()), (Some(0.5), Some(7.0)));
         assert_eq!((lines[1]["attempt"].as_u64(), lines[1]["loss"].as_str()), (Some(1), Some("inf")));
+    }
+
+    #[tokio::test]
+    async fn metrics_with_a_checkpoint_and_those_after_them_wait_until_it_is_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let claim = Claim::new(&storage, "test", &|_| (), std::future::pending()).await.unwrap().unwrap();
+        let (claim, mut recorder) = (Arc::new(claim), Recorder::new());
+        recorder.add(0, &BTreeMap::from([("loss".into(), 1.0)]), true);
+        recorder.add(0, &BTreeMap::from([("loss".into(), 2.0)]), false);
+        assert!(recorder.write(claim.clone(), false).is_none());
+        recorder.stored();
+        let written = recorder.write(claim.clone(), false).unwrap().await;
+        recorder.recorded(written).unwrap();
+        // One that cannot be stored in time is not lost with it.
+        recorder.add(0, &BTreeMap::from([("loss".into(), 3.0)]), true);
+        let written = recorder.write(claim, true).unwrap().await;
+        recorder.recorded(written).unwrap();
+        let text = std::fs::read_to_string(dir.path().join(LINES)).unwrap();
+        let losses = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap());
+        assert_eq!(losses.collect::<Vec<_>>(), [1.0, 2.0, 3.0]);
     }
 }

@@ -57,6 +57,10 @@ impl Attempt<'_> {
             self.checkpoints.has_stored = true;
             self.remove_outdated();
         }
+        if reports.contains_key(&0) {
+            self.metrics.recorder.stored();
+            self.record(false);
+        }
         match saved {
             Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {

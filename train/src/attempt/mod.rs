@@ -378,11 +378,12 @@ impl Attempt<'_> {
                 }
                 self.progress.reports += 1;
                 (self.plan.on_progress)(&self.progress);
+                let has_checkpoint = reports.values().any(|report| report.checkpoint.is_some());
                 if let Some(first) = reports.get(&0) {
                     self.finished.metrics.clone_from(&first.metrics);
-                    self.metrics.recorder.add(self.progress.attempt, &first.metrics);
+                    self.metrics.recorder.add(self.progress.attempt, &first.metrics, has_checkpoint && first.waits);
                 }
-                if reports.values().all(|report| report.checkpoint.is_none()) {
+                if !has_checkpoint {
                     self.tell(reports, &Answer(Ok(None)));
                 } else {
                     self.checkpoints.held.push_back(reports);
