@@ -47,7 +47,7 @@ impl Fault {
 
 /// What goes over the connection of a worker process to its own node: a unix socket, with whose end the process ends, since nothing but
 /// a death ends one.
-const BY_THE_NODE: [&str; 14] = [
+const BY_THE_NODE: [&str; 16] = [
     "NodeRequest::RegisterWorker",
     "NodeRequest::Create",
     "NodeRequest::Seal",
@@ -62,6 +62,8 @@ const BY_THE_NODE: [&str; 14] = [
     "WorkerCommand::StartActor",
     "WorkerCommand::Drain",
     "WorkerCommand::Exit",
+    "WorkerCommand::Heads",
+    "WorkerCommand::Patience",
 ];
 
 /// What depends on which of two processes is faster, also in many rounds.
@@ -145,7 +147,10 @@ fn text_of(mut output: std::fs::File) -> String {
     let mut text = Vec::new();
     output.rewind().and_then(|()| output.read_to_end(&mut text)).unwrap();
     let text = String::from_utf8_lossy(&text).into_owned();
-    text.lines().filter(|line| !line.is_empty()).take(12).collect::<Vec<_>>().join("\n")
+    let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
+    // What the program has shown, and then why it has failed.
+    let panicked = lines.iter().skip(12).skip_while(|line| !line.contains("panicked at")).take(12);
+    lines.iter().take(12).chain(panicked).copied().collect::<Vec<_>>().join("\n")
 }
 
 /// Runs cells, so many at a time.

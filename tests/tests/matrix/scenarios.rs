@@ -720,6 +720,10 @@ pub(crate) fn tools(world: &mut World) {
     let shown = || world.cluster.command().unwrap().args(["stack", &pid]).status().unwrap().success();
     // An answer that is lost is an error, and so may be the next question: the end of a connection is heard of after a moment.
     wait_for("nobody shows its stacks", || shown() || world.ends_process);
+    let job = block_on(session.runtime().cluster_state()).unwrap().jobs[0].id.to_string();
+    wait_for("nobody shows the stacks of the job", || {
+        world.cluster.command().unwrap().args(["stack", &job]).status().unwrap().success() || world.ends_process
+    });
     drop(counter);
     let token = world.cluster.token().unwrap();
     let init = wingbeat::init_at(world.cluster.address()).token(&token).global(false);
@@ -748,6 +752,84 @@ pub(crate) fn tools(world: &mut World) {
     assert!(matches!(end, Error::SessionEnded { .. }), "{end:?}");
     world.driver = None;
     world.cluster.wait_for_stop().unwrap();
+}
+
+/// A head that is killed and started again before its standby leads, and then taken over from.
+pub(crate) fn standby(world: &mut World) {
+    let follows = |world: &World| {
+        wait_for("the standby does not follow", || {
+            world.cluster.state().is_ok_and(|state| state["standby"]["is_current"] == true)
+        });
+    };
+    world.cluster.start_standby("second").unwrap();
+    follows(world);
+    let counter = Counter::options().max_restarts(0).remote();
+    world.right(counter.add().get_blocking(), 1);
+    world.cluster.kill_head().unwrap();
+    // Whoever of the two leads then, there is one.
+    if world.cluster.start_head().is_err() {
+        world.cluster.wait_for_takeover().unwrap();
+    }
+    world.right(double::options().num_cpus(0.5).remote(5).get_blocking(), 10);
+    world.right(counter.add().get_blocking(), 2);
+    if world.cluster.standby_pid().is_some() {
+        follows(world);
+        world.cluster.kill_head().unwrap();
+        world.cluster.wait_for_takeover().unwrap();
+        world.right(double::options().num_cpus(0.25).remote(6).get_blocking(), 12);
+        world.right(counter.add().get_blocking(), 3);
+    }
+    counter.actor().kill();
+}
+
+/// A head without a journal, which is started again with other times, and knows from its nodes what was there.
+pub(crate) fn without_journal(world: &mut World) {
+    world.driver = None;
+    world.cluster = TestCluster::with_env(1, 1, &ENV).unwrap();
+    command(world, &["quota", "matrix", "CPU=3"]);
+    world.driver = Some(world.join());
+    let counter = block_on(Counter::options().name("kept").detached().get_or_create()).unwrap();
+    world.right(counter.add().get_blocking(), 1);
+    world.cluster.kill_head().unwrap();
+    world.cluster.set_head_args(&["--suspect-after", "4s", "--lost-after", "25s"]);
+    world.cluster.start_head().unwrap();
+    match block_on(Counter::named("kept")) {
+        Ok(kept) => drop(world.right(kept.add().get_blocking(), 2)),
+        Err(error) => assert!(world.ends_process, "{error:?}"),
+    }
+    world.right(double::options().num_cpus(0.5).remote(5).get_blocking(), 10);
+    let state = world.cluster.state().unwrap();
+    assert_eq!(state["quotas"][0]["namespace"], "matrix", "{state}");
+    wait_for("the driver never hears of the other times", || {
+        wingbeat_net::limits::limits().lost == Duration::from_secs(25)
+    });
+    counter.actor().kill();
+}
+
+/// Takes memory until it is ended.
+#[wingbeat::remote(max_retries = 0, max_memory_retries = 0)]
+fn eats_all() -> u64 {
+    let mut eaten = Vec::new();
+    loop {
+        if eaten.len() < 256 {
+            eaten.push(vec![1u8; 8 << 20]);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A node that is short of memory, and says so until it is not.
+pub(crate) fn short(world: &mut World) {
+    let limit = (192 << 20).to_string();
+    let small = [("WINGBEAT_MEMORY_LIMIT", limit.as_str()), ("WINGBEAT_MEMORY_CHECK_MS", "40")];
+    world.cluster.add_node_with(&["--num-cpus", "1", "--resource", "small=1"], &small).unwrap();
+    let error = eats_all::options().resource("small", 1.0).remote().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
+    let session = world.session();
+    wait_for("the node is short of memory for ever", || {
+        let state = block_on(session.runtime().cluster_state()).unwrap();
+        state.nodes.iter().all(|node| node.memory_short.is_none())
+    });
 }
 
 /// What makes a program the driver of [`detached`].
