@@ -53,14 +53,8 @@ fn address() -> Address {
     Address { process: DRIVER, machine: MachineId(1), unix: String::new(), tcp: None, steward: None }
 }
 
-/// A head with a driver whose disk writes nothing yet, and a group that the driver wants.
-fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
-    let may_write = Arc::new(Semaphore::new(0));
-    let disk = Disk { asked: Arc::default(), may_write, is_full: Arc::default(), written: Arc::default() };
-    let state = State::new(ClusterId(1), 1);
-    let shell = Shell::new(state, Some(Box::new(disk.clone())), Programs::in_memory(), None, None);
-    shell.step(Event::ProcessConnected(DRIVER));
-    shell.step(Event::JobJoined(Box::new(JobSpec {
+fn job() -> JobSpec {
+    JobSpec {
         id: JOB,
         name: "job".into(),
         driver: address(),
@@ -70,7 +64,17 @@ fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
         local_env: BTreeMap::new(),
         namespace: "test".into(),
         priority: 0,
-    })));
+    }
+}
+
+/// A head with a driver whose disk writes nothing yet, and a group that the driver wants.
+fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
+    let may_write = Arc::new(Semaphore::new(0));
+    let disk = Disk { asked: Arc::default(), may_write, is_full: Arc::default(), written: Arc::default() };
+    let state = State::new(ClusterId(1), 1);
+    let shell = Shell::new(state, Some(Box::new(disk.clone())), Programs::in_memory(), None, None);
+    shell.step(Event::ProcessConnected(DRIVER));
+    shell.step(Event::JobJoined(Box::new(job())));
     let service =
         Service { shell: shell.clone(), process: DRIVER, role: Role::Driver(JOB), is_known: true, knew: None };
     let bundle = BundleSpec { resources: ResourceSet::cpus(Amount::ONE), ..BundleSpec::default() };
@@ -226,6 +230,20 @@ fn who_may_have_joined_and_was_given_up_does_not_join_again() {
     assert_eq!(before(Role::Node(NODE), Resumes::Joining), Before::WithEarlier);
     shell.change(|state, _| ((), state.step(0, Event::NodeLost(NODE, "a test".into()))));
     assert_eq!(before(Role::Node(NODE), Resumes::Joining), Before::TooLongAgo, "others were told that it is lost");
+}
+
+#[test]
+fn a_driver_whose_job_the_last_head_has_ended_does_not_go_on_with_the_next() {
+    let node = || Fact::Node(Box::new(node()), None);
+    let (_shell, before) = started_again(vec![node(), Fact::Job(Box::new(job()), true)]);
+    assert_eq!(before(Role::Driver(JOB), Resumes::Joined), Before::WithEarlier);
+    let (_shell, before) = started_again(vec![node()]);
+    assert_eq!(before(Role::Driver(JOB), Resumes::Joined), Before::TooLongAgo, "its groups and actors were ended");
+    assert_eq!(
+        before(Role::Driver(JOB), Resumes::Joining),
+        Before::WithEarlier,
+        "the last head may not have heard of it"
+    );
 }
 
 #[tokio::test]

@@ -30,6 +30,8 @@ pub(super) struct Recovering {
     until: Millis,
     /// Whether this head has what the last one knew, and so knows who was there.
     knows_who: bool,
+    /// Whether it has what the last one had written down before it told any driver that it had joined.
+    knows_all_jobs: bool,
     /// Nodes that are not back.
     nodes: BTreeMap<NodeId, (NodeInfo, Option<Drained>)>,
     /// Processes that have something here: they are back when they have said what.
@@ -198,6 +200,9 @@ impl State {
         let mut state = State::new(cluster, first_lease);
         state.begin_recovery(grace);
         state.take_back(facts);
+        if let Some(recovering) = &mut state.recovering {
+            recovering.knows_all_jobs = true;
+        }
         state
     }
 
@@ -226,9 +231,20 @@ impl State {
         (self.quotas.is_use_unknown, self.was_recovered) = (true, true);
         let (nodes, owners, actors, places, claims) = Default::default();
         let (waiting, abandoned, deaths) = Default::default();
-        let knows_who = false;
-        self.recovering =
-            Some(Recovering { until, knows_who, nodes, owners, actors, places, claims, waiting, abandoned, deaths });
+        let (knows_who, knows_all_jobs) = (false, false);
+        self.recovering = Some(Recovering {
+            until,
+            knows_who,
+            knows_all_jobs,
+            nodes,
+            owners,
+            actors,
+            places,
+            claims,
+            waiting,
+            abandoned,
+            deaths,
+        });
         let (watchers, over) = Default::default();
         self.unheard = Some(Unheard { until, watchers, over });
     }
@@ -357,6 +373,12 @@ impl State {
             return false;
         }
         self.recovering.is_some() || self.was_recovered && self.worker_jobs.contains_key(&process)
+    }
+
+    /// Whether the last head has ended a job whose driver comes back: it had given that up, as one that stood still for too long.
+    pub(crate) fn has_ended_before(&self, job: JobId) -> bool {
+        let knows_all = self.recovering.as_ref().is_some_and(|recovering| recovering.knows_all_jobs);
+        knows_all && !self.jobs.contains_key(&job)
     }
 
     /// Whether a process is the driver of a job that is over: what it had was ended.
