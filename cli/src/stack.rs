@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::{StreamExt, stream};
 use wingbeat_core::JobId;
@@ -17,8 +17,8 @@ use crate::say::say;
 /// The process has longer: it may get little CPU, and have much to read.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// So many processes of a job are looked at at a time.
-const AT_ONCE: usize = 8;
+/// So many processes of a job are looked at at a time. Each answers for itself, and a hang is what makes them slow.
+const AT_ONCE: usize = 64;
 
 /// Columns after which a function's place goes to the next line.
 const WIDTH: usize = 80;
@@ -69,30 +69,35 @@ async fn of_job(args: StackArgs) -> Result<()> {
         let answer = head.stacks(mux::within(LIMIT), Subject::Process(process)).await;
         (process, answer.map_err(|error| format!("the head did not answer: {error}")))
     });
-    let answers: Vec<_> = asked.buffered(AT_ONCE).collect().await;
-    let (mut all, mut failed) = (Vec::new(), Vec::new());
-    for (process, answer) in answers {
-        match answer.and_then(|answer| answer.map_err(|error| error.to_string())) {
-            Ok(stacks) => all.push(stacks),
+    let mut answers = asked.buffer_unordered(AT_ONCE);
+    let (mut told, mut answered, mut silent) = (Vec::new(), 0, 0);
+    while let Some((process, answer)) = answers.next().await {
+        let answer = answer.and_then(|answer| answer.map_err(|error| error.to_string()));
+        let text = match &answer {
+            Ok(stacks) => shown(stacks),
             // It may have ended since, or be the one that hangs.
-            Err(why) => failed.push((process, why)),
+            Err(why) => format!("{process} does not say what it does: {why}"),
+        };
+        if args.json {
+            told.push(match &answer {
+                Ok(stacks) => serde_json::to_value(stacks)?,
+                Err(why) => serde_json::json!({ "process": process, "error": why }),
+            });
+        } else {
+            // Those that hang may take long: what others say is shown before.
+            let between = if answered + silent > 0 { "\n" } else { "" };
+            say!("{between}{}", wingbeat_core::names::printable_lines(&text).trim_end());
         }
+        *(if answer.is_ok() { &mut answered } else { &mut silent }) += 1;
     }
     if args.json {
-        let mut told = all.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
-        told.extend(failed.iter().map(|(process, why)| serde_json::json!({ "process": process, "error": why })));
         say!("{}", serde_json::to_string_pretty(&told)?);
-        return Ok(());
     }
-    if all.is_empty() && failed.is_empty() {
-        say!("no process runs anything of {job} now");
+    match answered {
+        0 if silent > 0 => bail!("none of the {silent} processes of {job} has answered"),
+        0 if !args.json => say!("no process runs anything of {job} now"),
+        _ => {}
     }
-    let all = all.iter().map(|stacks| wingbeat_core::names::printable_lines(&shown(stacks)).trim_end().to_owned());
-    let failed = failed.iter().map(|(process, why)| {
-        wingbeat_core::names::printable_lines(&format!("{process} does not say what it does: {why}")).into_owned()
-    });
-    let all: Vec<String> = all.chain(failed).collect();
-    say!("{}", all.join("\n\n"));
     Ok(())
 }
 

@@ -44,6 +44,24 @@ pub fn stacks() -> Vec<ProgramStacks> {
     known.iter().filter_map(|program| program.stacks()).collect()
 }
 
+/// The name of a process or thread, and what the kernel has it do.
+///
+/// `folder` is its folder in `/proc`. None if it has ended.
+pub fn doing(folder: &str) -> Option<(String, String)> {
+    let stat = std::fs::read_to_string(format!("{folder}/stat")).ok()?;
+    let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+    let place = std::fs::read_to_string(format!("{folder}/wchan")).ok();
+    let verb = match rest.split_whitespace().next()? {
+        "R" => "runs",
+        "D" => "waits for a device, and hears nothing meanwhile",
+        "T" | "t" => "is stopped",
+        _ => "sleeps",
+    };
+    let place = place.filter(|place| verb != "runs" && !place.is_empty() && place != "0");
+    let state = place.map_or_else(|| verb.to_owned(), |place| format!("{verb} in the kernel's {place}"));
+    Some((name.to_owned(), state))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

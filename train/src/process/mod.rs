@@ -311,20 +311,25 @@ impl Program for Running {
         };
         let name = stacks.name.clone();
         let said = |stacks: String| Some(ProgramStacks { pid: pid as u32, name, stacks });
-        let before = match stacks.seen(pid) {
+        let go_on = || {
+            if let State::Runs { reach, .. } = &*self.state() {
+                reach.signal(Signal::CONT);
+            }
+        };
+        let before = match stacks.seen(pid, go_on) {
             Seen::Stacks(seen) => return said(seen),
             Seen::Nothing => String::new(),
             Seen::Late => Stacks::late(),
         };
         if !Stacks::listens(pid) {
-            return said(before + stacks::SILENT);
+            return said(before + stacks::DEAF);
         }
         let from = stacks.end();
         match &*self.state() {
             State::Runs { reach, .. } => reach.ask_stacks(),
             _ => return None,
         }
-        said(before + &stacks.told(from))
+        said(before + &stacks.told(pid, from))
     }
 }
 

@@ -15,8 +15,8 @@ const LIMIT: Duration = Duration::from_secs(3);
 /// How long py-spy may take. It has been seen to wait for ever for a process that does not stop. Whoever asks waits for longer than this
 /// and [`LIMIT`] together.
 const PY_SPY_LIMIT: Duration = Duration::from_secs(5);
-/// What is said of a process that says nothing.
-pub(super) const SILENT: &str = "it does not tell its stacks: it is not Python, or has not begun yet";
+/// What is said of a process that cannot be asked.
+pub(super) const DEAF: &str = "it does not tell its stacks: it is not Python, or has not begun yet";
 
 pub(super) struct Stacks {
     /// Whose they are, for people.
@@ -61,12 +61,13 @@ impl Stacks {
         format!("{}:{}", Self::signal(), self.told.path())
     }
 
-    /// What py-spy sees, where it is installed and may look: it also sees threads that Python's own handler cannot reach.
-    pub(super) fn seen(&self, pid: i32) -> Seen {
-        self.seen_within(pid, PY_SPY_LIMIT).unwrap_or(Seen::Nothing)
+    /// What py-spy sees, where it is installed and may look: it also sees threads that Python's own handler cannot reach. Where it was
+    /// late and may have stopped the process, that is to go on.
+    pub(super) fn seen(&self, pid: i32, go_on: impl FnOnce()) -> Seen {
+        self.seen_within(pid, PY_SPY_LIMIT, go_on).unwrap_or(Seen::Nothing)
     }
 
-    fn seen_within(&self, pid: i32, limit: Duration) -> Option<Seen> {
+    fn seen_within(&self, pid: i32, limit: Duration, go_on: impl FnOnce()) -> Option<Seen> {
         let was_stopped = is_stopped(pid);
         let mut command = Command::new(&self.py_spy);
         command.args(["dump", "--pid", &pid.to_string()]);
@@ -87,8 +88,8 @@ impl Stacks {
                     py_spy.kill().ok()?;
                     py_spy.wait().ok()?;
                     // The stop that it has asked for, and nobody waits for any more, would come as soon as the process can stop.
-                    if let Some(pid) = rustix::process::Pid::from_raw(pid).filter(|_| !was_stopped) {
-                        let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+                    if !was_stopped {
+                        go_on();
                     }
                     return Some(Seen::Late);
                 }
@@ -108,8 +109,8 @@ impl Stacks {
         self.told.len()
     }
 
-    /// What Python has written from there on, once it has been asked. Says why if that is nothing.
-    pub(super) fn told(&self, from: u64) -> String {
+    /// What Python has written from there on, once it has been asked. Says what the process does if that is nothing.
+    pub(super) fn told(&self, pid: i32, from: u64) -> String {
         let begun = Instant::now();
         let mut last = from;
         loop {
@@ -119,7 +120,9 @@ impl Stacks {
                 return self.told.read(from).unwrap_or_else(|error| error.to_string());
             }
             if begun.elapsed() > LIMIT {
-                return SILENT.into();
+                let doing = wingbeat_process::programs::doing(&format!("/proc/{pid}"));
+                let state = doing.map_or_else(|| "has ended".into(), |(_, state)| state);
+                return format!("Python has not answered for {} s: it {state}", LIMIT.as_secs());
             }
             last = now;
         }
@@ -128,8 +131,7 @@ impl Stacks {
 
 /// Whether somebody has stopped the process on purpose.
 fn is_stopped(pid: i32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status.lines().any(|line| line.starts_with("State:") && line.contains('T'))
+    wingbeat_process::programs::doing(&format!("/proc/{pid}")).is_some_and(|(_, state)| state.starts_with("is stopped"))
 }
 
 #[cfg(test)]
@@ -152,7 +154,11 @@ mod tests {
         std::fs::write(&py_spy, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&py_spy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let python = folder.path().join("python").display().to_string();
-        Stacks::new(&python, "rank 0 of 1".into()).unwrap().seen_within(pid as i32, Duration::from_millis(500))
+        let go_on = || {
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+        };
+        Stacks::new(&python, "rank 0 of 1".into()).unwrap().seen_within(pid as i32, Duration::from_millis(500), go_on)
     }
 
     #[test]

@@ -72,21 +72,8 @@ pub(super) fn of_this_process(runs: String) -> io::Result<ProcessStacks> {
 
 /// A thread as the kernel describes it; none if it has ended.
 fn described(tid: u32) -> Option<ThreadStack> {
-    let folder = format!("/proc/self/task/{tid}");
-    let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
-    let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-    let place = fs::read_to_string(format!("{folder}/wchan")).ok().filter(|place| !place.is_empty() && place != "0");
-    let verb = match rest.split_whitespace().next()? {
-        "R" => "runs",
-        "D" => "waits for a device, and hears nothing meanwhile",
-        "T" | "t" => "is stopped",
-        _ => "sleeps",
-    };
-    let state = match place.filter(|_| verb != "runs") {
-        Some(place) => format!("{verb} in the kernel's {place}"),
-        None => verb.to_owned(),
-    };
-    Some(ThreadStack { tid, name: name.to_owned(), state, ..ThreadStack::default() })
+    let (name, state) = wingbeat_process::programs::doing(&format!("/proc/self/task/{tid}"))?;
+    Some(ThreadStack { tid, name, state, ..ThreadStack::default() })
 }
 
 /// Without what is the same for every task, and no longer than people read.
