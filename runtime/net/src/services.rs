@@ -41,8 +41,9 @@ pub trait Head {
     async fn processes_of_job(job: JobId) -> Result<Vec<ProcessId>, Error>;
     /// Waits until what a job's worker processes have printed so far was shown, on every node.
     async fn settle_output(job: JobId);
-    /// Whether the node is part of the cluster. Asked by its worker processes when its daemon is silent.
-    async fn knows_node(node: NodeId) -> bool;
+    /// Whether the node is part of the cluster; none where this head may not lead, and cannot say. Asked by the node itself, by
+    /// its worker processes when its daemon is silent, and by a node that it refuses when an object is fetched from it.
+    async fn knows_node(node: NodeId) -> Option<bool>;
     /// Whether a process has certainly ended. Asked by those who cannot reach it.
     async fn has_ended(process: ProcessId) -> bool;
     /// A piece of a program that the head keeps for detached actors, from `offset`; empty at its end, and none if it is

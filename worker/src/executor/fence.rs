@@ -36,12 +36,12 @@ pub(super) async fn keep(queue: Arc<Queue>, connection: Connection, node: NodeId
     }
 }
 
-/// Waits until the head says that it does not know the node.
+/// Waits until the head says that it does not know the node. One that may not lead is none that could vouch for it.
 async fn given_up(process: &Process, node: NodeId) {
     let pause: Duration = limits().silence / QUESTIONS;
     loop {
         if let Some(head) = process.connected_head()
-            && let Ok(false) = head.knows_node(mux::within(limits().silence), node).await
+            && let Ok(None | Some(false)) = head.knows_node(mux::within(limits().silence), node).await
         {
             return;
         }

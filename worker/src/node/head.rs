@@ -330,7 +330,7 @@ impl Daemon {
 
     /// Asks the head once. A connection that has ended is found by others, and a node that is not known by its return.
     async fn is_known(&self, client: &HeadClient, asked: Asked) -> bool {
-        let is_known = matches!(client.knows_node(mux::within(term::whole()), self.who.id).await, Ok(true));
+        let is_known = matches!(client.knows_node(mux::within(term::whole()), self.who.id).await, Ok(Some(true)));
         if is_known {
             self.head.term.is_known(asked);
         }

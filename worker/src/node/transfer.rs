@@ -28,7 +28,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::limits::limit;
 use wingbeat_core::value::{StoreNode, Stored};
 use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
-use wingbeat_net::address::{self, Stream};
+use wingbeat_net::address::{self, DialError, Stream};
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::limits::limits;
 use wingbeat_net::mux;
@@ -130,16 +130,24 @@ impl Default for Transfers {
     }
 }
 
+/// How long the head's answer about a holder that refuses the dial holds for all who wait for an object from there.
+const ANSWER_HOLDS: Duration = Duration::from_secs(1);
+
 /// The connections to one daemon.
 struct Holder {
     slots: Semaphore,
     /// Those that nothing is under way on, and since when; the latest last.
     idle: Mutex<Vec<(Arc<Wire>, Instant)>>,
+    /// When the head was asked last whether it knows the daemon, and whether it does not. One asks at a time.
+    unknown: tokio::sync::Mutex<Option<(Instant, bool)>>,
 }
 
 impl Transfers {
     fn holder(&self, process: ProcessId) -> Arc<Holder> {
-        let new = || Arc::new(Holder { slots: Semaphore::new(CONNECTIONS), idle: Mutex::default() });
+        let new = || {
+            let (idle, unknown) = Default::default();
+            Arc::new(Holder { slots: Semaphore::new(CONNECTIONS), idle, unknown })
+        };
         self.holders.lock().entry(process).or_insert_with(new).clone()
     }
 
@@ -291,6 +299,8 @@ enum Failure {
     Place(Error),
     /// It could not be asked, or could not send it.
     Unreached(String),
+    /// Nobody listens where it did, or another daemon does.
+    Refused(String),
 }
 
 impl From<std::io::Error> for Failure {
@@ -508,7 +518,7 @@ impl Daemon {
                     Ok(copy) => return Ok(copy),
                     Err(Failure::Place(error)) => return Err(error),
                     Err(Failure::Absent(why)) => absent.push(format!("{}: {why}", holder.node)),
-                    Err(Failure::Unreached(why)) => {
+                    Err(Failure::Unreached(why) | Failure::Refused(why)) => {
                         tracing::info!(%object, node = %holder.node, why, "cannot fetch an object");
                         unreached.push(format!("{}: {why}", holder.node));
                         left.push(holder);
@@ -535,8 +545,24 @@ impl Daemon {
     }
 
     async fn fetch_from(self: &Arc<Self>, object: ObjectId, size: u64, holder: &StoreNode) -> Result<Fetched, Failure> {
-        let (node, limit) = (holder.node, self.transfers.limits.silence);
         let connections = self.transfers.holder(holder.address.process);
+        let fetched = self.fetch_through(&connections, object, size, holder).await;
+        let Err(Failure::Refused(_)) = fetched else { return fetched };
+        // Of one that had died before this node joined, or while the head was away, the head has told nobody here.
+        match self.unless_dead(holder.node, self.is_unknown_to_the_head(&connections, holder.node)).await? {
+            true => Err(Failure::Absent("the node is gone".into())),
+            false => fetched,
+        }
+    }
+
+    async fn fetch_through(
+        self: &Arc<Self>,
+        connections: &Holder,
+        object: ObjectId,
+        size: u64,
+        holder: &StoreNode,
+    ) -> Result<Fetched, Failure> {
+        let (node, limit) = (holder.node, self.transfers.limits.silence);
         let _slot = self.unless_dead(node, slot_of(&connections.slots)).await??;
         let _copy = self.unless_dead(node, slot_of(&self.transfers.receiving)).await??;
         let idle = std::iter::from_fn(|| connections.idle.lock().pop()).find(|(wire, _)| !wire.is_stale());
@@ -555,16 +581,15 @@ impl Daemon {
             }
         }
         let hello = self.hello(Purpose::Bulk);
-        let dialled = address::dial(&holder.address, "a node that holds an object", &self.who.token, hello);
+        let dialled = address::dial_known(&holder.address, "a node that holds an object", &self.who.token, hello);
         let stream = match self.unless_dead(node, dialled).await? {
             Ok(stream) => stream,
             Err(error) => {
                 // Perhaps descriptors are short.
                 self.transfers.close_idle_for(Duration::ZERO);
-                // Of one that had died before this node joined, or while the head was away, the head has told nobody here.
-                return Err(match address::is_gone(&holder.address).await && self.is_unknown_to_the_head(node).await {
-                    true => Failure::Absent("the node is gone".into()),
-                    false => Failure::Unreached(error.to_string()),
+                return Err(match error {
+                    DialError::Gone(error) => Failure::Refused(error.to_string()),
+                    DialError::Failed(error) => Failure::Unreached(error.to_string()),
                 });
             }
         };
@@ -574,10 +599,19 @@ impl Daemon {
         Ok(copy)
     }
 
-    async fn is_unknown_to_the_head(&self, node: NodeId) -> bool {
+    /// Whether the head says that a node is no part of the cluster. One that may not lead does not say it.
+    async fn is_unknown_to_the_head(&self, holder: &Holder, node: NodeId) -> bool {
+        let mut unknown = holder.unknown.lock().await;
+        if let Some((asked, is_unknown)) = *unknown
+            && asked.elapsed() < ANSWER_HOLDS
+        {
+            return is_unknown;
+        }
         let Some(head) = self.head.client() else { return false };
-        let limit = self.transfers.limits.silence;
-        matches!(head.knows_node(mux::within(limit), node).await, Ok(false))
+        let answer = head.knows_node(mux::within(self.transfers.limits.silence), node).await;
+        let is_unknown = matches!(answer, Ok(Some(false)));
+        *unknown = Some((Instant::now(), is_unknown));
+        is_unknown
     }
 
     /// What cannot be left undone halfway does not belong here.

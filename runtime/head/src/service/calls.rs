@@ -311,13 +311,13 @@ impl wingbeat_net::services::Head for Service {
         let _ = futures::future::join_all(settling).await;
     }
 
-    async fn knows_node(self, _: Context, node: NodeId) -> bool {
+    async fn knows_node(self, _: Context, node: NodeId) -> Option<bool> {
         if !self.shell.may_lead() {
-            return false;
+            return None;
         }
         let inside = self.shell.inside.lock();
         // Others than itself may have found a head that was started again before it has.
-        inside.state.has_node(node) || inside.state.is_recovering() && self.role != Role::Node(node)
+        Some(inside.state.has_node(node) || inside.state.is_recovering() && self.role != Role::Node(node))
     }
 
     async fn has_ended(self, _: Context, process: ProcessId) -> bool {

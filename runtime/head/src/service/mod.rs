@@ -11,7 +11,7 @@ pub(crate) mod promise;
 #[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "only a head with a journal has a standby"))]
 pub(crate) mod standby;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
@@ -251,7 +251,7 @@ impl Shell {
         let process = hello.address.process;
         let is_awaited = match hello.role {
             Role::Worker => state.may_come_back(process),
-            Role::Driver(_) => state.is_recovering() && state.may_come_back(process),
+            Role::Driver(job) => state.is_recovering() && state.may_come_back(process) && !state.has_ended_before(job),
             _ => state.is_recovering(),
         };
         let is_lost = match hello.role {
@@ -501,13 +501,7 @@ impl Shell {
                 let node = self.inside.lock().state.node_of_process(process);
                 node.map(|node| (process, node)).ok_or_else(|| format!("{process} runs no task or actor here"))
             }
-            Subject::Pid(pid, node) => {
-                let found = self.inside.lock().state.process_with_pid(pid, node);
-                match found.map_err(|what| Error::InvalidArgument { what })? {
-                    Some(found) => Ok(found),
-                    None => Ok(self.process_above(pid, node).await?),
-                }
-            }
+            Subject::Pid(pid, node) => Ok(self.process_of_pid(pid, node).await?),
             Subject::Node(_) | Subject::PlacementGroup(_) => {
                 let what = format!("{subject} has no threads; name a task, an object, an actor, or a process");
                 return Err(Error::InvalidArgument { what });
@@ -519,24 +513,40 @@ impl Shell {
         mux::answered(client.stacks(mux::within(STACKS_LIMIT), process).await, "the node of the process")?
     }
 
-    /// The worker process that has started the process with this id, or sees it through, as the nodes know, or this node.
-    async fn process_above(&self, pid: u32, on: Option<NodeId>) -> Result<(ProcessId, NodeId), Error> {
+    /// The worker process with this process id, or the one that has started the process with it, or sees it through, as its node
+    /// knows.
+    async fn process_of_pid(&self, pid: u32, on: Option<NodeId>) -> Result<(ProcessId, NodeId), Error> {
         let invalid = |what: String| Error::InvalidArgument { what };
-        let nodes: Vec<_> = {
+        let (mut found, nodes) = {
             let inside = self.inside.lock();
-            let asked = inside.nodes.iter().filter(|(node, _)| on.is_none_or(|on| on == **node));
-            asked.map(|(node, peer)| (*node, peer.client.clone())).collect()
+            let found = inside.state.processes_with_pid(pid, on);
+            let has_it: BTreeSet<NodeId> = found.values().copied().collect();
+            let asked =
+                inside.nodes.iter().filter(|(node, _)| on.is_none_or(|on| on == **node) && !has_it.contains(node));
+            let nodes: Vec<_> = asked.map(|(node, peer)| (*node, peer.client.clone())).collect();
+            (found, nodes)
         };
-        let answers = nodes.into_iter().map(|(node, client)| async move {
-            // Where a node does not answer, it may be there; others are shown all the same.
-            let process = client.process_above(mux::within(EXPLAIN_LIMIT), pid).await.ok().flatten()?;
-            Some((process, node))
-        });
-        let found = futures::future::join_all(answers).await.into_iter().flatten().collect();
-        let found = crate::state::the_one_with_pid(pid, found).map_err(invalid)?;
-        found.ok_or_else(|| {
-            invalid(format!("no worker process has the process id {pid}, and none has started the process that has it"))
-        })
+        let answers = nodes
+            .into_iter()
+            .map(|(node, client)| async move { (node, client.process_above(mux::within(EXPLAIN_LIMIT), pid).await) });
+        let mut silent = Vec::new();
+        for (node, answer) in futures::future::join_all(answers).await {
+            match answer {
+                Ok(process) => found.extend(process.map(|process| (process, node))),
+                // It may be there; one that is elsewhere is shown all the same.
+                Err(_) => silent.push(node.to_string()),
+            }
+        }
+        if let Some(found) = crate::state::the_one_with_pid(pid, &found).map_err(invalid)? {
+            return Ok(found);
+        }
+        let mut what =
+            format!("no worker process has the process id {pid}, and none has started the process that has it");
+        if !silent.is_empty() {
+            let which = silent.join(", ");
+            what = format!("{what}, as far as is known: {which} did not answer within {} s", EXPLAIN_LIMIT.as_secs());
+        }
+        Err(invalid(what))
     }
 
     /// Why something waits. A task's owner says how far it knows; the scheduler goes on from there.
