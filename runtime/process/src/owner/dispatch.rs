@@ -167,7 +167,7 @@ struct Queue {
     average_nanos: Option<f64>,
     announced: u32,
     name: Name,
-    /// Since when its first ready task is the first.
+    /// Since when its first ready tasks wait: since the last went to a lease, or there are any.
     front_since_ms: Option<u64>,
     /// It is among those that have changed.
     is_touched: bool,

@@ -21,8 +21,9 @@ const LEFT_MS: u64 = 2;
 /// A process that has taken nothing for so long takes nothing more: the task that waited goes on.
 const OPEN_MS: u64 = 10;
 
-/// Whatever is newer, what has been at the front for so long is next, and one so often.
+/// Whatever is newer, what has been at the front for so long is next, and one so often. Of so many at the front, as some may not run here.
 const FRONT_MS: u64 = 1_000;
+const FRONT: usize = 8;
 /// Beside tasks of other parents, one of so many is the oldest of its siblings, as far back as so many.
 const OLDEST_OF: u32 = 16;
 const LOOK_BACK: usize = 4_096;
@@ -108,6 +109,8 @@ enum Next {
     News(usize),
     /// Ready, of this shape, at this place.
     Ready(Arc<Shape>, usize),
+    /// The same, for it has been at the front for long.
+    Front(Arc<Shape>, usize),
 }
 
 /// What there was to run in this process.
@@ -151,18 +154,19 @@ impl Dispatch {
         now_ms: u64,
         accepts: impl Fn(&TaskSpec) -> bool,
     ) -> TakenHome {
-        let taken = match self.next_for_home(news, now_ms) {
+        let next = self.next_for_home(news, now_ms);
+        if matches!(next, Next::Front(..)) {
+            self.at_home.took_front_ms = now_ms;
+        }
+        let taken = match next {
             Next::None => None,
             next if !accepts(&self.spec_of(&next, news)) => return TakenHome::NotThis,
             Next::News(at) => match news.remove(at) {
                 Request::Task(task) => Some(task),
                 _ => None,
             },
-            Next::Ready(shape, at) => self.queues.get_mut(&shape).and_then(|queue| {
+            Next::Ready(shape, at) | Next::Front(shape, at) => self.queues.get_mut(&shape).and_then(|queue| {
                 self.touched.add(&shape, queue);
-                if at == 0 {
-                    self.at_home.took_front_ms = now_ms;
-                }
                 queue.ready.remove(at)
             }),
         };
@@ -192,11 +196,13 @@ impl Dispatch {
             is_short && goes_home(task) && lost_argument(&task.spec, &self.dead_nodes).is_none()
         };
         let waits_at_front = |queue: &Queue| {
-            let since = queue.front_since_ms.map(|since| since.max(self.at_home.took_front_ms));
-            since.is_some_and(|since| now_ms >= since + FRONT_MS) && queue.ready.front().is_some_and(may)
+            let since = queue.front_since_ms.filter(|_| queue.is_short())?.max(self.at_home.took_front_ms);
+            let is_due = now_ms >= since + FRONT_MS;
+            is_due.then(|| queue.ready.iter().take(FRONT).position(may)).flatten()
         };
-        if let Some((shape, _)) = self.queues.iter().find(|(_, queue)| queue.is_short() && waits_at_front(queue)) {
-            return Next::Ready(shape.clone(), 0);
+        let mut fronts = self.queues.iter().filter_map(|(shape, queue)| Some((shape, waits_at_front(queue)?)));
+        if let Some((shape, at)) = fronts.next() {
+            return Next::Front(shape.clone(), at);
         }
         let wants_oldest = self.at_home.taken % OLDEST_OF == OLDEST_OF - 1;
         // Where the oldest of its siblings is that is to run before it.
@@ -233,7 +239,7 @@ impl Dispatch {
                 Request::Task(task) => task.spec.clone(),
                 _ => unreachable!("it was a task"),
             },
-            Next::Ready(shape, at) => self.queues[shape].ready[*at].spec.clone(),
+            Next::Ready(shape, at) | Next::Front(shape, at) => self.queues[shape].ready[*at].spec.clone(),
             Next::None => unreachable!("it is something"),
         }
     }

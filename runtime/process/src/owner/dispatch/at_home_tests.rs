@@ -93,6 +93,15 @@ fn who_has_waited_long_at_the_front_is_next_whatever_is_newer() {
 }
 
 #[test]
+fn one_at_the_front_that_may_not_run_here_keeps_those_behind_it_no_longer_waiting() {
+    let mut dispatch = submitted([task(1), shared(2), child_of(100, 3)]);
+    settle(&mut dispatch, 0);
+    dispatch.submit(child_of(100, 4), &mut Vec::new());
+    assert_eq!(take(&mut dispatch, FRONT_MS), Some(2));
+    assert_eq!(take(&mut dispatch, FRONT_MS), Some(4));
+}
+
+#[test]
 fn what_was_just_asked_for_is_taken_first_and_only_if_it_is_a_task_that_fits() {
     let mut dispatch = submitted([shared(1)]);
     let mut news = vec![Request::Task(shared(2))];

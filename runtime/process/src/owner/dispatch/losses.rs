@@ -85,6 +85,7 @@ impl Dispatch {
                     what: task.name.to_string(),
                     who: format!("worker process {} on {}", lease.grant.pid, lease.grant.node.node),
                     why: format!("no exit was reported within {} s", CAUSE_LIMIT_MS / 1000),
+                    attempts: 1,
                 },
             };
             if self.may_retry(&task, &error) {
@@ -106,7 +107,7 @@ impl Dispatch {
             for (_, task) in lease.in_flight.into_iter().rev() {
                 let error = match task.cancelled {
                     true => Error::Cancelled { task: task.name.to_string() },
-                    false => Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned() },
+                    false => Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned(), attempts: 1 },
                 };
                 if self.may_retry(&task, &error) {
                     self.again(task, After::Failure);
