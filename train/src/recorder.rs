@@ -22,8 +22,8 @@ const LIMIT: usize = 16 << 20;
 pub(crate) struct Recorder {
     events_file: String,
     waiting: Batch,
-    /// What comes after [`waiting`](Self::waiting) once a checkpoint is stored: a report whose metrics can be read has its
-    /// checkpoint.
+    /// What comes after [`waiting`](Self::waiting) once a checkpoint is stored, or cannot be: a report that waits for its checkpoint has
+    /// it, or an error, before anybody reads its metrics.
     held: Batch,
     /// Whether a batch is being written.
     writes: bool,
@@ -104,9 +104,6 @@ impl Recorder {
     /// Begins to write what there is; unless `all`, only if it is enough. None if that is too little, or the last batch is
     /// still being written. What comes of it is for [`Recorder::recorded`].
     pub(crate) fn write(&mut self, claim: Arc<Claim>, all: bool) -> Option<BoxFuture<'static, Recorded>> {
-        if all {
-            self.stored();
-        }
         let is_enough = all || !claim.storage().makes_objects() || self.waiting.lines.len() >= BATCH;
         if self.writes || self.waiting.lines.is_empty() || !is_enough {
             return None;
@@ -230,8 +227,9 @@ mod tests {
         recorder.stored();
         let written = recorder.write(claim.clone(), false).unwrap().await;
         recorder.recorded(written).unwrap();
-        // One that cannot be stored in time is not lost with it.
+        // At the end none is awaited any more.
         recorder.add(0, &BTreeMap::from([("loss".into(), 3.0)]), true);
+        recorder.stored();
         let written = recorder.write(claim, true).unwrap().await;
         recorder.recorded(written).unwrap();
         let text = std::fs::read_to_string(dir.path().join(LINES)).unwrap();

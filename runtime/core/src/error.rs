@@ -16,15 +16,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The function returned an error of its own.
-    #[error("{task} returned an error: {}", .error.message)]
+    #[error("{task} returned an error{:#}: {}", Attempts(*.attempts), .error.message)]
     Application {
         /// Which task.
         task: String,
         /// The error; [`Error::application`] gives it back as its type.
         error: ApplicationError,
+        /// How often the task was tried.
+        attempts: u32,
     },
     /// The function panicked.
-    #[error("{task} panicked: {message}\n{backtrace}")]
+    #[error("{task} panicked{:#}: {message}\n{backtrace}", Attempts(*.attempts))]
     Panicked {
         /// Which task.
         task: String,
@@ -32,6 +34,8 @@ pub enum Error {
         message: String,
         /// Where it came from.
         backtrace: String,
+        /// How often the task was tried.
+        attempts: u32,
     },
     /// The worker process ended while the task ran.
     #[error("the worker process {process} (pid {pid}) of {task} {}", .exit.after(*.attempts))]
@@ -67,7 +71,7 @@ pub enum Error {
         attempts: u32,
     },
     /// The node of a task, actor or object is gone.
-    #[error("{what} was lost with its node {node}: {why}")]
+    #[error("{what} was lost with its node {node}{:#}: {why}", Attempts(*.attempts))]
     NodeDied {
         /// What was lost.
         what: String,
@@ -75,9 +79,11 @@ pub enum Error {
         node: NodeId,
         /// How that was found out.
         why: String,
+        /// How often the task was tried.
+        attempts: u32,
     },
     /// The connection to a process broke, and whether the process lives is not known.
-    #[error("{what} failed: lost contact with {who}: {why}. Check the network between the two machines")]
+    #[error("{what} failed{:#}: lost contact with {who}: {why}. Check the network between the two machines", Attempts(*.attempts))]
     ContactLost {
         /// The task or call, or what was asked for.
         what: String,
@@ -85,6 +91,8 @@ pub enum Error {
         who: String,
         /// How that was found out.
         why: String,
+        /// How often the task was tried.
+        attempts: u32,
     },
     /// The actor's process ended and it is being restarted, or contact with it was lost; calls made from now on may reach
     /// it.
@@ -428,16 +436,13 @@ impl Error {
     pub fn after_attempts(mut self, name: &str, attempts: u32) -> Error {
         match &mut self {
             _ if attempts <= 1 => {}
-            Error::Application { task, error: ApplicationError { message: text, .. } }
-            | Error::Panicked { task, message: text, .. }
-            | Error::NodeDied { what: task, why: text, .. }
-            | Error::ContactLost { what: task, why: text, .. }
+            Error::Application { task, attempts: tried, .. }
+            | Error::Panicked { task, attempts: tried, .. }
+            | Error::NodeDied { what: task, attempts: tried, .. }
+            | Error::ContactLost { what: task, attempts: tried, .. }
+            | Error::WorkerCrashed { task, attempts: tried, .. }
+            | Error::OutOfMemory { task, attempts: tried, .. }
                 // What has failed may be another task, whose error this one has passed on.
-                if task == name =>
-            {
-                text.push_str(&Attempts(attempts).to_string());
-            }
-            Error::WorkerCrashed { task, attempts: tried, .. } | Error::OutOfMemory { task, attempts: tried, .. }
                 if task == name =>
             {
                 *tried = attempts;
@@ -490,13 +495,14 @@ impl Error {
     }
 }
 
-/// How often a task was tried, as the last part of what is said of its failure. Nothing of the first attempt.
+/// How often a task was tried, behind how it failed; in the middle of a sentence with `{:#}`. Nothing of the first attempt.
 pub(crate) struct Attempts(pub u32);
 
 impl std::fmt::Display for Attempts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             0 | 1 => Ok(()),
+            attempts if f.alternate() => write!(f, " after {attempts} attempts"),
             attempts => write!(f, ", after {attempts} attempts"),
         }
     }
@@ -513,12 +519,13 @@ mod tests {
     #[test]
     fn the_last_of_several_attempts_says_how_many_there_were() {
         let lost = |attempts| {
-            let error = Error::NodeDied { what: "fetch".into(), node: NodeId(7), why: "a test".into() };
+            let error = Error::NodeDied { what: "fetch".into(), node: NodeId(7), why: "a test".into(), attempts: 1 };
             error.after_attempts("fetch", attempts).to_string()
         };
-        assert!(lost(4).ends_with(": a test, after 4 attempts"), "{}", lost(4));
+        assert_eq!(lost(4), "fetch was lost with its node node-000000000007 after 4 attempts: a test");
         assert!(lost(1).ends_with(": a test"), "{}", lost(1));
-        let of_another = Error::ContactLost { what: "parse".into(), who: "somebody".into(), why: "a test".into() };
+        let of_another =
+            Error::ContactLost { what: "parse".into(), who: "somebody".into(), why: "a test".into(), attempts: 1 };
         assert!(!of_another.after_attempts("fetch", 4).to_string().contains("attempts"));
     }
 
@@ -533,8 +540,8 @@ mod tests {
         );
         assert!(matches!(&crashed, Error::WorkerCrashed { task, attempts: 4, .. } if task == "fetch"));
         let error = ApplicationError { type_name: "Busy".into(), message: "busy".into(), payload: Payload::default() };
-        let failed = Error::Application { task: "fetch".into(), error }.after_attempts("fetch", 2);
-        assert_eq!(failed.to_string(), "fetch returned an error: busy, after 2 attempts");
+        let failed = Error::Application { task: "fetch".into(), error, attempts: 1 }.after_attempts("fetch", 2);
+        assert_eq!(failed.to_string(), "fetch returned an error after 2 attempts: busy");
         assert!(matches!(&failed, Error::Application { task, .. } if task == "fetch"));
     }
 

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_cause_of_an_actors_death_is_kept_as_an_error() {
-        let lost = Error::NodeDied { what: "actor Tally".into(), node: NodeId(7), why: "a test".into() };
+        let lost = Error::NodeDied { what: "actor Tally".into(), node: NodeId(7), why: "a test".into(), attempts: 1 };
         let died = Error::ActorDied { actor: ActorId(1), class: "Tally".into(), cause: Box::new(lost) };
         assert_eq!(died.kind(), ErrorKind::Actor);
         assert_eq!(died.cause().map(Error::kind), Some(ErrorKind::Lost));

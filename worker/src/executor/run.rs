@@ -90,7 +90,7 @@ pub(crate) fn caught<T>(task: &str, body: impl FnOnce() -> Result<T, Error>) -> 
 /// What a panic becomes.
 fn panicked(task: &str, payload: &(dyn Any + Send)) -> Error {
     let (message, backtrace) = PANIC.take().unwrap_or_else(|| (payload_text(payload), String::new()));
-    Error::Panicked { task: task.to_owned(), message, backtrace }
+    Error::Panicked { task: task.to_owned(), message, backtrace, attempts: 1 }
 }
 
 /// How a call ended, and handles of the refs in what it gave.
@@ -255,6 +255,7 @@ impl<'a> Call<'a> {
                 "the head is gone, or heard nothing from the process for {:?}, and the task then failed: {error}",
                 limits().lost
             ),
+            attempts: 1,
         }
     }
 
@@ -432,7 +433,7 @@ async fn guarded<F: Future + Unpin>(execution: &Arc<Execution>, future: F) -> Re
 /// The function's own error names the task as its caller called it.
 fn named(error: Error, name: &str) -> Error {
     match error {
-        Error::Application { error, .. } => Error::Application { task: name.to_owned(), error },
+        Error::Application { error, .. } => Error::Application { task: name.to_owned(), error, attempts: 1 },
         other => other,
     }
 }

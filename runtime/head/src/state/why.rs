@@ -63,7 +63,9 @@ impl State {
             Subject::PlacementGroup(id) => self.explain_group(id)?,
             Subject::Node(id) => self.explain_node(id)?,
             Subject::Process(id) => self.explain_process(id)?,
-            Subject::Pid(pid, node) => self.explain_process(self.process_with_pid(pid, node).ok()??.0)?,
+            Subject::Pid(pid, node) => {
+                self.explain_process(the_one_with_pid(pid, &self.processes_with_pid(pid, node)).ok()??.0)?
+            }
             // Its owner knows it.
             Subject::Task(_) => return None,
         };
@@ -139,16 +141,12 @@ impl State {
         Some(processes.difference(&detached).copied().collect())
     }
 
-    /// The worker process with this process id that serves a lease, if there is one.
-    ///
-    /// # Errors
-    /// There are several, on several nodes; in words.
-    pub fn process_with_pid(&self, pid: u32, on: Option<NodeId>) -> Result<Option<(ProcessId, NodeId)>, String> {
+    /// The worker processes with this process id, which each machine gives out for itself, and their nodes.
+    pub fn processes_with_pid(&self, pid: u32, on: Option<NodeId>) -> BTreeMap<ProcessId, NodeId> {
         let leases = self.leases.leases.values().filter(|lease| on.is_none_or(|node| lease.taken.node == node));
         let found = leases
             .filter_map(|lease| lease.server().filter(|(_, other)| *other == pid).map(|(process, _)| (process, lease)));
-        let found: BTreeMap<ProcessId, NodeId> = found.map(|(process, lease)| (process, lease.taken.node)).collect();
-        the_one_with_pid(pid, found)
+        found.map(|(process, lease)| (process, lease.taken.node)).collect()
     }
 
     /// Goes on explaining a task on a lease.
@@ -652,8 +650,9 @@ impl State {
     fn waiter_title(&self, waiter: Waiter) -> String {
         match waiter {
             Waiter::Tasks(process, shape) => {
-                let name = self.leases.demands.get(&(process, shape)).map(|demand| demand.name.clone());
-                format!("{} of {process}", name.unwrap_or_default())
+                // After a restart of the head, its owner has not said it again unless it wants more.
+                let name = self.leases.demands.get(&(process, shape)).map(|demand| demand.name.to_string());
+                format!("{} of {process}", name.as_deref().unwrap_or("a task"))
             }
             Waiter::Actor(id) => {
                 let class = self.actors.spec(id).map(|spec| spec.class_name.clone()).unwrap_or_default();
@@ -787,12 +786,12 @@ fn gib(bytes: u64) -> String {
 /// There are several, on several nodes; in words.
 pub(crate) fn the_one_with_pid(
     pid: u32,
-    found: BTreeMap<ProcessId, NodeId>,
+    found: &BTreeMap<ProcessId, NodeId>,
 ) -> Result<Option<(ProcessId, NodeId)>, String> {
     if found.len() > 1 {
         let nodes: Vec<String> = found.values().map(|node| format!("{pid}@{node}")).collect();
         let which = nodes.join(" or ");
         return Err(format!("processes of several nodes have the process id {pid}; name one as {which}"));
     }
-    Ok(found.into_iter().next())
+    Ok(found.iter().next().map(|(process, node)| (*process, *node)))
 }

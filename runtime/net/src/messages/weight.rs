@@ -42,8 +42,8 @@ fn stored(stored: &Stored) -> usize {
 fn error(error: &Error) -> usize {
     FIXED
         + match error {
-            Error::Application { task, error } => task.len() + error.message.len() + error.payload.len(),
-            Error::Panicked { task, message, backtrace } => task.len() + message.len() + backtrace.len(),
+            Error::Application { task, error, .. } => task.len() + error.message.len() + error.payload.len(),
+            Error::Panicked { task, message, backtrace, .. } => task.len() + message.len() + backtrace.len(),
             Error::WorkerCrashed { exit, .. } => exit.stderr.iter().map(String::len).sum(),
             Error::OutOfMemory { shortage, .. } => 2 * FIXED + shortage.largest.len() * FIXED,
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self::error(cause),

@@ -254,7 +254,7 @@ mod tests {
             message: "it failed".into(),
             payload: Bytes::from_static(SECRET).into(),
         };
-        let cause = Error::Application { task: "job::task".into(), error };
+        let cause = Error::Application { task: "job::task".into(), error, attempts: 1 };
         Box::new(Error::ActorDied { actor: ActorId(9), class: "Counter".into(), cause: Box::new(cause) })
     }
 

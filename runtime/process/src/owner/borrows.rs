@@ -98,12 +98,14 @@ impl Owner {
                     what: format!("getting {}", object.id()),
                     who: format!("{peer}, which answers for it since its owner, {owner}, has ended"),
                     why: "the connection broke before the value arrived".into(),
+                    attempts: 1,
                 }
             } else {
                 Error::ContactLost {
                     what: format!("getting {}", object.id()),
                     who: format!("its owner, {owner}"),
                     why: "the connection broke before the value arrived".into(),
+                    attempts: 1,
                 }
             };
             self.resolve_object(&object, ObjectValue::Failed(Box::new(error)), Vec::new());

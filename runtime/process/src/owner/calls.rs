@@ -525,6 +525,7 @@ impl Calls {
                 what: format!("the call of {}", target.class_name),
                 who: format!("its process, {}", address.process),
                 why: format!("the connection broke, and no exit was reported within {} s", limit_ms / 1000),
+                attempts: 1,
             };
             if is_gone(address.process) {
                 // The head will say what becomes of the actor. What is not in flight waits for that: sent there, it would be lost again.

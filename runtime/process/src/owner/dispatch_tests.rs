@@ -413,7 +413,7 @@ fn asked() -> Dispatch {
         message: "busy".into(),
         payload: wingbeat_core::codec::Payload::default(),
     };
-    let error = Error::Application { task: "task".into(), error: own };
+    let error = Error::Application { task: "task".into(), error: own, attempts: 1 };
     let settled = dispatch.finished(ProcessId(101), id(0), Some(&error), 0, 1, &mut Vec::new());
     assert!(matches!(settled, Settled::Asks(_)) && !dispatch.is_done());
     assert!(matches!(dispatch.standing(id(0)), Some((_, DispatchStanding::Undecided))));
@@ -472,7 +472,8 @@ const BEGAN: [u64; 11] = [0, 0, 10, 30, 70, 150, 310, 630, 1_270, 2_270, 3_270];
 
 #[test]
 fn a_task_that_fails_again_and_again_is_tried_at_once_the_first_time_and_then_ever_more_seldom() {
-    let panicked = || Error::Panicked { task: "task".into(), message: "no".into(), backtrace: String::new() };
+    let panicked =
+        || Error::Panicked { task: "task".into(), message: "no".into(), backtrace: String::new(), attempts: 1 };
     let mut dispatch = unlimited(RetryOn::Everything);
     let began = attempts(&mut dispatch, 4_000, |dispatch, now| {
         let settled = dispatch.finished(ProcessId(101), id(0), Some(&panicked()), 0, now, &mut Vec::new());
@@ -491,7 +492,7 @@ fn a_task_that_fails_again_and_again_is_tried_at_once_the_first_time_and_then_ev
         message: "busy".into(),
         payload: wingbeat_core::codec::Payload::default(),
     };
-    let busy = Error::Application { task: "task".into(), error: own };
+    let busy = Error::Application { task: "task".into(), error: own, attempts: 1 };
     let began = attempts(&mut dispatch, 4_000, |dispatch, now| {
         let settled = dispatch.finished(ProcessId(101), id(0), Some(&busy), 0, now, &mut Vec::new());
         assert!(matches!(settled, Settled::Asks(_)));

@@ -273,6 +273,7 @@ fn items_lost(task: TaskId, from: ProcessId) -> Error {
         what: format!("the stream of {task}"),
         who: format!("its worker process, {from}"),
         why: "contact was lost before all items had arrived".into(),
+        attempts: 1,
     }
 }
 

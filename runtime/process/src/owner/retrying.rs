@@ -161,7 +161,7 @@ mod tests {
     fn error(type_name: &str) -> Error {
         let error =
             ApplicationError { type_name: type_name.to_owned(), message: "no".into(), payload: Payload::default() };
-        Error::Application { task: "a task".into(), error }
+        Error::Application { task: "a task".into(), error, attempts: 1 }
     }
 
     #[test]
@@ -177,7 +177,8 @@ mod tests {
 
     #[test]
     fn a_panic_is_of_no_type_and_a_predicate_that_panics_says_no() {
-        let panicked = Error::Panicked { task: "a task".into(), message: "oh".into(), backtrace: String::new() };
+        let panicked =
+            Error::Panicked { task: "a task".into(), message: "oh".into(), backtrace: String::new(), attempts: 1 };
         let asks = RetryOn::Nothing.or_if(Arc::new(|_| panic!("in a predicate")));
         assert!(matches!(asks.verdict(&panicked), Verdict::Fail));
         assert!(!asks.ask(&error("Busy")));

@@ -65,6 +65,7 @@ pub fn application_error<E: Serialize + std::fmt::Display + 'static>(function: &
             message: error.to_string(),
             payload: payload.into(),
         },
+        attempts: 1,
     }
 }
 

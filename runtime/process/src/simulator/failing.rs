@@ -36,7 +36,7 @@ pub(super) fn failure(plan: &Plan, task: TaskId) -> Error {
     let type_name = if plan.seed.is_multiple_of(2) { BUSY } else { BROKEN };
     let error =
         ApplicationError { type_name: type_name.into(), message: "the simulation".into(), payload: Default::default() };
-    Error::Application { task: task.to_string(), error }
+    Error::Application { task: task.to_string(), error, attempts: 1 }
 }
 
 /// Which errors of a task with this plan cost a retry, and whether what it fails with does.

@@ -369,7 +369,7 @@ impl State {
                 continue;
             };
             let what = format!("actor {}", actor.spec.class_name);
-            self.live_again_or_die(*id, Error::NodeDied { what, node, why: why.to_owned() });
+            self.live_again_or_die(*id, Error::NodeDied { what, node, why: why.to_owned(), attempts: 1 });
         }
     }
 

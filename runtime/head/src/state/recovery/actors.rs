@@ -105,7 +105,7 @@ impl State {
         let lost = self.never_back.iter().find(|(lost, _)| *lost == node);
         match (death, lost) {
             (Some(WorkerDeath { pid, exit, .. }), _) => exit.clone().into_error(what, process, *pid),
-            (None, Some((_, why))) => Error::NodeDied { what, node, why: why.clone() },
+            (None, Some((_, why))) => Error::NodeDied { what, node, why: why.clone(), attempts: 1 },
             (None, None) => Error::ActorEnded { by: format!("{by} on {node} while the head was away") },
         }
     }
