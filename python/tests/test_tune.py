@@ -1,6 +1,9 @@
 """`wingbeat.tune`: what is tried, what ends early, what fails, and what is left."""
 
 import contextlib
+import dataclasses
+import datetime
+import enum
 import io
 import json
 import math
@@ -14,7 +17,10 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 from conftest import DEADLINE_SECONDS, one_node
 
 from wingbeat import train, tune
@@ -1091,11 +1097,39 @@ class Odd:
     pass
 
 
+class Color(enum.Enum):
+    RED, BLUE = range(2)
+
+
+@dataclasses.dataclass
+class Shape:
+    width: int
+    color: Color = Color.RED
+
+
+def times(number):
+    return tune.sample_from(lambda config: config["lr"] * number)
+
+
+def plus(number):
+    return tune.sample_from(lambda config, more=number: config["lr"] + more)
+
+
+def of_itself(number):
+    def function(config):
+        return number or function
+
+    return tune.sample_from(function)
+
+
 def space(**more):
     return {
         "lr": tune.loguniform(1e-3, 1), "layers": tune.grid_search([1, 2]), "of": {"kind": tune.choice(["a", ("b", 1)])},
         "made": tune.sample_from(lambda config: config["lr"] * 2), "steps": [tune.randint(1, 9), 3], "object": Odd(), "none": None,
-        "nan": math.nan, **more,
+        "nan": math.nan, "class": tune.choice([Odd, dict]), "dtype": torch.float16, "numpy": np.dtype("f4"), "array": np.array([1, math.nan]),
+        "enum": tune.grid_search([Color.RED]), "set": {1, "a"}, "range": range(3), "path": Path("a"), "date": datetime.date(2020, 1, 1),
+        "times": times(1), "plus": plus(1), "itself": of_itself(0), "built in": tune.sample_from(np.random.rand), "call": len, "shape": Shape(1),
+        "bool": True, "tensor": torch.tensor([1.0]), "frame": pd.DataFrame({"x": [math.nan]}), **more,
     }
 
 
@@ -1111,6 +1145,25 @@ def space(**more):
         ("steps/0", [tune.randint(1, 8), 3]),
         ("more", 1),
         ("none", 0),
+        ("class", tune.choice([Shape, dict])),
+        ("dtype", torch.bfloat16),
+        ("numpy", np.dtype("f8")),
+        ("array", np.array([2, math.nan])),
+        ("array", np.array([1])),
+        ("enum", tune.grid_search([Color.BLUE])),
+        ("set", {2, "a"}),
+        ("range", range(4)),
+        ("path", Path("b")),
+        ("date", datetime.date(2020, 1, 2)),
+        ("times", times(2)),
+        ("plus", plus(2)),
+        ("itself", of_itself(1)),
+        ("built in", tune.sample_from(np.random.randn)),
+        ("call", sum),
+        ("shape", Shape(1, Color.BLUE)),
+        ("bool", 1),
+        ("tensor", torch.tensor([2.0])),
+        ("frame", pd.DataFrame({"x": [1.0]})),
     ],
 )
 def test_a_restored_search_has_the_space_that_it_had(tmp_path, name, value):
@@ -1122,17 +1175,27 @@ def test_a_restored_search_has_the_space_that_it_had(tmp_path, name, value):
         tune.Tuner.restore(folder, print, param_space=changed)
 
 
-def test_functions_with_sets_are_the_same_in_another_program(environment):
+def test_what_a_program_defines_is_the_same_in_another(environment):
     program = """
+import enum
 import sys
 import cloudpickle
 from wingbeat import tune
 from wingbeat.tune import _same
-space = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1})}
-other = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1.0})}
+class Color(enum.Enum):
+    RED, BLUE = range(2)
+class Model:
+    def __init__(self, width):
+        self.width = width
+    def __eq__(self, other):
+        return type(self) is type(other) and self.width == other.width
+fixed = {"class": tune.choice([Model, Color]), "enum": Color.RED, "object": Model(1), "set": {Color.RED, Model, "a", "b", "c"}}
+space = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1}), **fixed}
+other = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1.0}), **fixed}
 if sys.argv[1:]:
     left = cloudpickle.loads(bytes.fromhex(sys.argv[1]))
-    print(_same.first_difference(left, space), _same.first_difference(left, other))
+    others = [space, other, {**space, "enum": Color.BLUE}, {**space, "class": tune.choice([Color, Model])}]
+    print(*[_same.first_difference(left, one) for one in others])
 else:
     print(cloudpickle.dumps(space).hex())
 """.replace("NAMES", ", ".join(f"'name {number}'" for number in range(40)))  # so many that the order of some is that of their insertion
@@ -1142,7 +1205,7 @@ else:
         return subprocess.run([sys.executable, "-c", program, *arguments], env=env, capture_output=True, text=True, check=True).stdout.strip()
 
     left = run("0")
-    assert [run(seed, left) for seed in ("1", "2", "3")] == ["None x"] * 3
+    assert [run(seed, left) for seed in ("1", "2", "3")] == ["None x enum class"] * 3
 
 
 def test_the_end_of_a_trial_is_written_also_while_others_have_not_begun(on_cluster, tmp_path, monkeypatch):
