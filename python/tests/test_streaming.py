@@ -827,6 +827,32 @@ def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
                 assert [str(batch[name].dtype) for name in table.column_names] == ["int64", "float64", "object"]
 
 
+def test_types_of_pandas_that_hold_nulls_stay(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    from wingbeat import _sending
+    from wingbeat.train import get_dataset_shard
+
+    large = 2**60 + 1
+    frame = pandas.DataFrame(
+        {
+            "id": pandas.array([large, None, 3, 4], dtype="Int64"),
+            "flag": pandas.array([True, None, False, True], dtype="boolean"),
+            "arrow": pandas.array([1, None, 3, 4], dtype="int64[pyarrow]"),
+            "kind": pandas.Categorical([1, None, 1, 2]),
+            "n": [1, 2, 3, 4],
+        }
+    )
+    _sending.write_parts(_sending.table_of(frame), str(tmp_path), 2)
+    for rank in range(2):
+        monkeypatch.setenv("WINGBEAT_SHARD_train", str(tmp_path / f"{rank}.arrow"))
+        (batch,) = get_dataset_shard().iter_batches(batch_format="pandas")
+        assert list(map(str, batch.dtypes)) == ["Int64", "boolean", "int64[pyarrow]", "category", "int64"]
+        assert rank or batch["id"].tolist() == [large, pandas.NA]
+    indexed = pa.Table.from_pandas(frame.set_index("id"))
+    _sending.write_parts(_sending.table_of(indexed), str(tmp_path), 2)
+    (batch,) = get_dataset_shard().iter_batches(batch_format="pandas")
+    assert batch.index.name == "id" and batch["n"].tolist() == [3, 4]
+
 def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"id": range(30), "named": ["a"] * 30}), path, store_schema=False)

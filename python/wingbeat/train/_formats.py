@@ -66,10 +66,13 @@ def arrays(batch: pyarrow.Table, with_nulls: Collection[str] = (), is_own: bool 
 
 
 def _frame(batch: pyarrow.Table, with_nulls: Collection[str]) -> pandas.DataFrame:
+    import numpy
+
     frame = batch.to_pandas()
     kinds = {name: batch.schema.field(name).type for name in batch.column_names if name in with_nulls}
-    # Categories stay categories.
-    return frame.astype({name: _with_nulls(kind) for name, kind in kinds.items() if not hasattr(kind, "value_type")})
+    # Categories stay categories, and pandas' own types, which a table's metadata may name, have a value for nulls.
+    types = frame.dtypes  # without columns that are the index
+    return frame.astype({name: _with_nulls(kind) for name, kind in kinds.items() if isinstance(types.get(name), numpy.dtype)})
 
 
 def _with_nulls(kind: pyarrow.DataType) -> str:
