@@ -1332,6 +1332,11 @@ def test_a_metric_that_no_trial_reports_is_named(fit, capfd):
     assert "trial_00000 reports no 'los', as metric='los' says" in capfd.readouterr().err
 
 
+def test_a_search_whose_first_trial_reports_nothing_ends(fit):
+    none = "trial_00000 has ended, and no trial has reported 'loss', as metric='loss' says; reported were no metrics: call tune.report"
+    with pytest.raises(ValueError, match=none):
+        fit(lambda config: None, metric="loss", mode="min", max_concurrent_trials=1, num_samples=3)
+
 def test_a_stop_that_cannot_be_compared_is_refused(fit, tmp_path):
     run = tune.RunConfig(name="stops", storage_path=tmp_path, stop={"iterations": 2})
     with pytest.raises(ValueError, match="no trial has reported 'iterations', as RunConfig.stop={'iterations': …}. says"):

@@ -432,10 +432,10 @@ class _Fitting(Engine[Trial]):
                 self.has_more = True
                 return
         for name, said in self._wanted.items():
-            if trial.status == TERMINATED and trial.reports and not trial.is_stopped and name not in self._reported:
+            if trial.status == TERMINATED and not trial.is_stopped and name not in self._reported:
                 raise ValueError(
                     f"{trial.trial_id} has ended, and no trial has reported {name!r}, as {said} says; reported were "
-                    f"{', '.join(map(repr, sorted(self._reported)))}"
+                    f"{', '.join(map(repr, sorted(self._reported))) or 'no metrics: call tune.report, or return a dict'}"
                 )
         last = trial.reports[-1] if trial.reports else None
         if trial.trial_id not in self._known:
