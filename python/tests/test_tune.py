@@ -917,6 +917,39 @@ def test_a_trial_for_which_the_time_did_not_suffice_was_stopped(on_cluster, tmp_
         assert [result.was_stopped for result in grid] == [True] and grid[0].metrics == {}
 
 
+def test_trials_that_waited_for_room_when_the_time_was_over_are_tried_by_the_next_program(on_cluster, tmp_path, monkeypatch):
+    from wingbeat._trials import _engine
+    from wingbeat.tune import _experiment
+
+    def train(config):
+        (tmp_path / "begun").touch()
+        while not (tmp_path / "goes on").exists():
+            time.sleep(0.01)
+        return {"x": config["x"]}
+
+    class Until:
+        """Is over once a trial has begun, and one more was launched."""
+
+        def __lt__(self, now):
+            return (tmp_path / "begun").exists() and (folder / "trial_00001").exists()
+
+    folder, run = tmp_path / "search", _engine.Engine.run
+    monkeypatch.setattr(_engine.Engine, "run", lambda fitting, until: run(fitting, until and Until()))
+    tuner = tune.Tuner(
+        tune.with_resources(train, {"cpu": 4}), param_space={"x": tune.grid_search([0, 1, 2])},
+        tune_config=tune.TuneConfig(time_budget_s=DEADLINE_SECONDS), run_config=tune.RunConfig(name="search", storage_path=tmp_path),
+    )
+    assert [(result.was_stopped, result.metrics) for result in tuner.fit()] == [(True, {})] * 2
+    state = _experiment.load(str(folder))
+    assert [trial["status"] for trial in state["trials"]] == ["TERMINATED", "PENDING"]
+    experiment = _experiment.Experiment(str(folder), is_new=False)
+    experiment.save({**state, "tune_config": tune.TuneConfig()})
+    experiment.close()
+    (tmp_path / "goes on").touch()
+    grid = tune.Tuner.restore(folder, train).fit()
+    assert [result.metrics.get("x") for result in grid] == [None, 1, 2]
+
+
 def test_what_was_reported_before_counts_after_a_restore_and_is_told_once(on_cluster, tmp_path):
     folder = tmp_path / "search"
     leave(

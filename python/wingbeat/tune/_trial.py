@@ -133,6 +133,11 @@ class Trial(_trial.Trial):
     def parameters(self) -> str:
         return described(self.config)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its function was called. A `TorchTrainer` does not say so: whether it has reported anything."""
+        return self.began > 0 and (self.began != self.launched or bool(self.reports))
+
     def launch(self) -> None:
         if self.begins_anew:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -336,7 +336,7 @@ class _Fitting(Engine[Trial]):
                 # What was reported after all that was saved is news to the scheduler and the searcher.
                 is_enough = any(self._is_done(metrics) for metrics in trial.reports[: trial.heard])
                 is_enough = any([self.is_enough(trial, metrics) for metrics in trial.reports[trial.heard :]]) or is_enough
-                if is_enough or trial.is_stopped or not left.resume_unfinished:
+                if is_enough or (trial.is_stopped and trial.has_begun) or not left.resume_unfinished:
                     trial.status, trial.is_stopped, trial.ended = TERMINATED, True, trial.launched
                     self.on_end(trial)
                 else:
@@ -378,12 +378,12 @@ class _Fitting(Engine[Trial]):
         budget = self._config.time_budget_s
         until = None if budget is None else time.monotonic() + budget
         self.run(until)
-        for trial in self._again:  # for which there was no time any more
-            trial.status, trial.is_stopped = TERMINATED, True
         if self._again or self._is_changed:
             self._save()
+        for trial in self._again:  # for which there was no time any more, and which another program tries
+            trial.status, trial.is_stopped = TERMINATED, True
         early = [trial for trial in self.trials if trial.is_stopped and not trial.reports]
-        if until is not None and time.monotonic() > until and early:
+        if self.is_over and early:
             self.display.say(f"wingbeat tune: time_budget_s={budget:g} was over before {len(early)} trials had reported anything")
         return _results(self.trials, self._experiment.folder, self._config)
 
@@ -431,6 +431,10 @@ class _Fitting(Engine[Trial]):
                 self._put_back(trial)
                 self.has_more = True
                 return
+        if self.is_over and trial.status == TERMINATED and trial.is_stopped and not trial.has_begun:
+            self._put_back(trial)
+            self._is_changed = True
+            return
         for name, said in self._wanted.items():
             if trial.status == TERMINATED and not trial.is_stopped and name not in self._reported:
                 raise ValueError(
