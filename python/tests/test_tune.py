@@ -1264,6 +1264,34 @@ def test_the_end_of_a_trial_is_written_also_while_others_have_not_begun(on_clust
     assert [result.metrics["x"] for result in grid] == [0, 1, 2]
 
 
+def test_what_cannot_be_written_is_not_written_again_and_again(fit, tmp_path, monkeypatch, capfd):
+    from wingbeat.tune import _experiment, _tuner
+
+    saves, check = [], _tuner._Fitting.check
+
+    def save(experiment, state):
+        saves.append([trial["status"] for trial in state["trials"]])
+        raise OSError("full")
+
+    def checked(fitting):
+        check(fitting)
+        looks.append(fitting.trials[0].status)
+        if looks.count("TERMINATED") == 5:
+            (tmp_path / "enough").touch()
+
+    def train(config):
+        while config["x"] and not (tmp_path / "enough").exists():
+            time.sleep(0.01)
+
+    looks = []
+    monkeypatch.setattr(_experiment.Experiment, "save", save)
+    monkeypatch.setattr(_tuner, "_SAVE_AGAIN_S", DEADLINE_SECONDS)
+    monkeypatch.setattr(_tuner._Fitting, "check", checked)
+    fit(train, {"x": tune.grid_search([0, 1])})
+    assert saves == [["RUNNING"], ["RUNNING"] * 2, ["TERMINATED"] * 2]
+    assert capfd.readouterr().err.count("will not know these trials: OSError: full") == 1
+
+
 def test_trials_that_ran_may_be_left_and_the_same_values_are_drawn(killed, tmp_path):
     import search
 

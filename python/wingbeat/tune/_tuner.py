@@ -33,6 +33,8 @@ from wingbeat.tune._trial import Trial, TrialError
 _WAITING = 4
 # How long the command of a trial may take besides the grace of its ranks, and once it was killed.
 _ENDING_S, _KILLED_S = 15, 5
+# After how long what could not be written is written again, unless a trial is started: to pickle it may take long.
+_SAVE_AGAIN_S = 10
 
 
 class TuneError(RuntimeError):
@@ -306,7 +308,7 @@ class _Fitting(Engine[Trial]):
         self._again: list[Trial] = []
         # Those that have ended once, of which the searcher has learned, and that are tried again.
         self._known: set[str] = set()
-        self._is_saved = True
+        self._is_saved, self._save_again = True, 0.0
         # Whether more is known than was written.
         self._is_changed = False
         if tuner._left is None:
@@ -363,7 +365,7 @@ class _Fitting(Engine[Trial]):
         except Exception as error:
             if self._is_saved:
                 self.display.say(f"wingbeat tune: Tuner.restore will not know these trials: {type(error).__name__}: {error}")
-            self._is_saved = False
+            self._is_saved, self._save_again = False, time.monotonic() + _SAVE_AGAIN_S
 
     def fit(self, scaling: Any) -> ResultGrid:
         if self._config.max_concurrent_trials is None:
@@ -452,7 +454,7 @@ class _Fitting(Engine[Trial]):
     def check(self) -> None:
         self._cluster.check()
         # Else, another trial is started now, before which all is written.
-        if self._is_changed and not (self.has_more and self.has_room()):
+        if self._is_changed and not (self.has_more and self.has_room()) and time.monotonic() >= self._save_again:
             self._save()
 
     def end_all(self, error: BaseException) -> None:
