@@ -812,6 +812,21 @@ def test_columns_that_are_in_no_file_may_be_read_alone(tmp_path, seed):
     assert sorted(read) == table["part"].to_pylist()
 
 
+def test_columns_of_folders_whose_type_is_not_known_are_named(tmp_path):
+    (file := tmp_path / "both" / "id=5" / "0.parquet").parent.mkdir(parents=True)
+    pq.write_table(pa.table({"id": [5, 5], "x": [1, 2]}), file)
+    with pytest.raises(DatasetError, match=f"is no dataset: .*{file} itself has 'id' .int64., too; give a pyarrow.dataset.Dataset"):
+        read_files(tmp_path / "both")
+    (file := tmp_path / "null" / "p=__HIVE_DEFAULT_PARTITION__" / "0.parquet").parent.mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1, 2]}), file)
+    with pytest.raises(DatasetError, match=f"{tmp_path}/null has columns in names of folders, and is no dataset: .*'p'.*; give a pyarrow.dataset.Dataset"):
+        read_files(tmp_path / "null")
+    for folder, name, value in (("both", "id", 5), ("null", "p", None)):
+        by = pa.dataset.partitioning(pa.schema([(name, pa.int64())]), flavor="hive")
+        (shard,) = shards(read_files(pa.dataset.dataset(tmp_path / folder, partitioning=by)), 1)
+        assert [row[name] for row in shard.iter_rows()] == [value] * 2
+
+
 def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
     from wingbeat import _sending
     from wingbeat.train import get_dataset_shard
