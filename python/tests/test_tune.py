@@ -586,6 +586,8 @@ def test_spaces_hold_what_they_say():
 @pytest.mark.parametrize("make, error, match", [
     (lambda: tune.Tuner(int), NotImplementedError, "give Tuner a function"),
     (lambda: tune.Tuner(7), TypeError, "must be a function or a TorchTrainer"),
+    (lambda: tune.Tuner(print, param_space={"a": {"b": {"grid_search": []}}}), ValueError, "'a/b'.: grid_search needs values, and has none"),
+    (lambda: tune.Tuner(print, param_space={"a": [{"grid_search": 3}]}), TypeError, "'a/0'.: grid_search needs a list of values, not 3"),
     (lambda: tune.TuneConfig(mode="best"), ValueError, "mode must be"),
     (lambda: tune.TuneConfig(num_samples=0), ValueError, "num_samples must be"),
     (lambda: tune.TuneConfig(num_samples=-1), ValueError, "needs a time_budget_s"),

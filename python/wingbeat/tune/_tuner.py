@@ -26,7 +26,7 @@ from wingbeat.tune._cluster import Cluster, ClusterLostError, cluster, slots
 from wingbeat.tune._config import RunConfig, TuneConfig
 from wingbeat.tune._grid import Result, ResultGrid
 from wingbeat.tune._same import first_difference
-from wingbeat.tune._space import GRID, Categorical, is_grid
+from wingbeat.tune._space import GRID, Categorical, check_grids, is_grid
 from wingbeat.tune._trial import Trial, TrialError
 
 # How many trials more than fit are launched: each takes the memory of a command.
@@ -77,8 +77,8 @@ class Tuner:
         run_config: The name and the folder of all trials, and how each runs.
 
     Raises:
-        TypeError: The trainable is none of these.
-        ValueError: The space has parameters that the trainer, or its loop, does not take.
+        TypeError: The trainable is none of these, or a grid is no list.
+        ValueError: A grid has no values, or the space has parameters that the trainer, or its loop, does not take.
         NotImplementedError: An option is refused.
     """
 
@@ -95,6 +95,7 @@ class Tuner:
         if not isinstance(trainable, (TorchTrainer, _trainable.WithResources)) and not callable(trainable):
             raise TypeError(f"a trainable must be a function or a TorchTrainer, not {trainable!r:.100}")
         self.param_space = dict(param_space or {})
+        check_grids(self.param_space)
         other = sorted(set(self.param_space) - {"train_loop_config", "scaling_config"})
         if isinstance(trainable, TorchTrainer) and other:
             raise ValueError(
