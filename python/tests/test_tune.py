@@ -1354,6 +1354,11 @@ def test_a_search_of_optuna_whose_failed_trials_are_tried_again_may_be_killed_on
     search.on_trial_result("trial_00000", {"x": 1.0, "training_iteration": 1})  # which it does not know any more
 
 
+def test_a_search_may_have_a_long_name(fit, tmp_path):
+    (result,) = fit(lambda config: {"x": 1.0}, run=tune.RunConfig(name="n" * 250, storage_path=tmp_path))
+    assert result.error is None and result.metrics["x"] == 1
+
+
 def test_two_searches_of_one_name_do_not_mix(four_cpus, write, tmp_path):
     program = write("both.py", """
         from wingbeat import tune
