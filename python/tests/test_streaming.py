@@ -753,6 +753,30 @@ def test_arrays_of_numbers_may_be_written_and_batches_span_row_groups(tmp_path, 
     assert (ids if seed is None else sorted(ids)) == list(range(1000))
 
 
+@pytest.mark.parametrize("shuffle", [{}, {"shuffle_seed": 1}, {"local_shuffle_buffer_size": 1, "local_shuffle_seed": 1}])
+@pytest.mark.parametrize("size", [None, 7])
+def test_arrays_of_a_table_may_be_written_and_the_table_stays(tmp_path, monkeypatch, size, shuffle):
+    from wingbeat import _sending
+    from wingbeat.train import get_dataset_shard
+
+    table = pa.table({"id": range(20), "of": [[one, -one] for one in range(20)], "n": pa.array([None, *range(19)], pa.int32())})
+    table = table.append_column("pair", pa.FixedSizeListArray.from_arrays(pa.array(np.arange(40.0)), 2))
+    _sending.write_parts(table, str(tmp_path), 1)
+    monkeypatch.setenv("WINGBEAT_SHARD_train", str(tmp_path / "0.arrow"))
+    shard, seen = get_dataset_shard(), []
+    for kind in (shard.iter_batches, lambda **more: shard.iter_torch_batches(collate_fn=lambda rows: rows, **more)):
+        batches = list(kind(batch_size=size, **shuffle))
+        seen.append(sorted(one for batch in batches for one in batch["id"].tolist()))
+        if size is None and not shuffle:  # all rows, where they lie
+            assert not batches[0]["id"].flags.writeable
+            continue
+        for batch in batches:
+            for array in batch.values():
+                array *= 0
+    assert seen == [list(range(20))] * 2 and shard.table.equals(table)
+    assert not any(batch["id"].any() for batch in batches) or (size is None and not shuffle)
+
+
 def test_rows_of_an_arrow_file_in_their_order_are_not_copied_and_cannot_be_written(tmp_path):
     table = pa.table({"id": range(1000)})
     with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as out:
