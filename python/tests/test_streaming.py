@@ -973,6 +973,20 @@ def test_categories_of_many_files_have_room_together(tmp_path):
     assert sorted((row["id"], row["word"]) for row in rows) == [(one, f"word {one}") for one in range(300)]
 
 
+@pytest.mark.parametrize("rows, most", [(100, 1 << 20), (300, 1 << 20), (300, 1)])
+def test_a_column_may_be_called_as_a_field_of_another(tmp_path, monkeypatch, rows, most):
+    from wingbeat._files import _reading
+
+    monkeypatch.setattr(_reading, "_TOGETHER_BYTES", most)
+    table = pa.table({"a": [{"b": one, "c": 0} for one in range(rows)], "a.b": range(rows), "id": range(rows)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for columns in (["a.b"], ["a"], ["id", "a.b"], ["a.b", "a"], None):
+        (shard,) = shards(read_files(tmp_path, columns=columns), 1)
+        read = list(shard.iter_rows())
+        assert read == table.select(columns or table.column_names).to_pylist()
+        assert list(read[0]) == (columns or table.column_names)
+
+
 def test_relative_paths_are_those_of_the_program(tmp_path, monkeypatch):
     write_parquet(tmp_path / "data", [100])
     monkeypatch.chdir(tmp_path)
