@@ -240,7 +240,7 @@ def test_a_last_step_that_goes_too_far_is_noticed():
         LogisticRegression(learningRate=float("inf"))
 
 
-def test_a_rank_s_bad_row_is_the_same_error_as_in_this_process(cluster, tmp_path):
+def test_a_rank_s_bad_row_is_the_same_error_as_in_this_process(cluster, tmp_path, capfd):
     rows = blobs(100)
     labels = rows["label"].to_pylist()
     labels[70] = None
@@ -248,6 +248,14 @@ def test_a_rank_s_bad_row_is_the_same_error_as_in_this_process(cluster, tmp_path
     with pytest.raises(InvalidLabels, match="row 70") as raised:
         LogisticRegression(numTrainWorkers=2, **RANKS).fit(tmp_path / "rows.parquet")
     assert (raised.value.column, raised.value.row) == ("label", 70)
+    pq.write_table(rows.set_column(1, "label", pa.array([0] * 100)), tmp_path / "rows.parquet", row_group_size=25)
+    with pytest.raises(OneClass):
+        LogisticRegression(numTrainWorkers=2, **RANKS).fit(tmp_path / "rows.parquet")
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=25)
+    for given in (rows, tmp_path / "rows.parquet"):
+        with pytest.raises(TrainingDiverged):
+            LogisticRegression(numTrainWorkers=2, learningRate=1e300, **RANKS).fit(given)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_table_s_bad_row_is_found_before_ranks_start(monkeypatch):

@@ -295,6 +295,18 @@ def test_a_failing_trial_is_named_and_is_not_fatal_if_asked(parallelism):
         only.setEstimatorParamMaps([{only.getEstimator().fails: True}]).fit(numbered(9))
 
 
+def test_a_trial_is_shown_with_its_parameters_once(monkeypatch):
+    shown, run = [], _trials.run
+
+    def run_and_show(trials, *args, **more):
+        shown.extend(f"{trial.trial_id} ({trial.parameters})" for trial in trials)
+        return run(trials, *args, **more)
+
+    monkeypatch.setattr(_trials, "run", run_and_show)
+    remembering(maps=2, skipFailedTrials=True).fit(numbered(9))
+    assert shown[:3] == ["fold 0 (fails=False)", "fold 0 (fails=True)", "fold 1 (fails=False)"]
+
+
 def test_a_fold_without_rows_is_named():
     with pytest.raises(TrialFailed, match="no rows") as raised:
         CrossValidator(
@@ -349,7 +361,7 @@ def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkey
     assert on_ranks.avgMetrics == pytest.approx(here.avgMetrics, abs=1e-9)
 
 
-def test_trials_that_start_no_ranks_are_ranks_of_the_cluster_themselves(table, cluster, monkeypatch, tmp_path):
+def test_trials_that_start_no_ranks_are_ranks_of_the_cluster_themselves(table, cluster, monkeypatch, tmp_path, capfd):
     estimator = pipeline()
     grid = ParamGridBuilder().addGrid(estimator.getStages()[1].learningRate, [1e-9, 0.01]).build()
     validator = CrossValidator(
@@ -371,7 +383,7 @@ def test_trials_that_start_no_ranks_are_ranks_of_the_cluster_themselves(table, c
     labelled = table.set_column(1, "label", [pa.array([0.5] * len(table))])
     with pytest.raises(TrialFailed, match="fold 0 with learningRate=1e-09 failed: InvalidLabels") as raised:
         validator.fit(labelled)
-    assert isinstance(raised.value.__cause__, InvalidLabels)
+    assert isinstance(raised.value.__cause__, InvalidLabels) and "Traceback" not in capfd.readouterr().err
     validator.setParallelism(1).fit(table)
     remembering(parallelism=2).fit(numbered(9))
     assert len(ranks) in (2, 3) and len(Remembers.seen) == 4, "of the failing one, and none for one after the other, or a class of the user's"

@@ -753,6 +753,30 @@ def test_arrays_of_numbers_may_be_written_and_batches_span_row_groups(tmp_path, 
     assert (ids if seed is None else sorted(ids)) == list(range(1000))
 
 
+@pytest.mark.parametrize("shuffle", [{}, {"shuffle_seed": 1}, {"local_shuffle_buffer_size": 1, "local_shuffle_seed": 1}])
+@pytest.mark.parametrize("size", [None, 7])
+def test_arrays_of_a_table_may_be_written_and_the_table_stays(tmp_path, monkeypatch, size, shuffle):
+    from wingbeat import _sending
+    from wingbeat.train import get_dataset_shard
+
+    table = pa.table({"id": range(20), "of": [[one, -one] for one in range(20)], "n": pa.array([None, *range(19)], pa.int32())})
+    table = table.append_column("pair", pa.FixedSizeListArray.from_arrays(pa.array(np.arange(40.0)), 2))
+    _sending.write_parts(table, str(tmp_path), 1)
+    monkeypatch.setenv("WINGBEAT_SHARD_train", str(tmp_path / "0.arrow"))
+    shard, seen = get_dataset_shard(), []
+    for kind in (shard.iter_batches, lambda **more: shard.iter_torch_batches(collate_fn=lambda rows: rows, **more)):
+        batches = list(kind(batch_size=size, **shuffle))
+        seen.append(sorted(one for batch in batches for one in batch["id"].tolist()))
+        if size is None and not shuffle:  # all rows, where they lie
+            assert not batches[0]["id"].flags.writeable
+            continue
+        for batch in batches:
+            for array in batch.values():
+                array *= 0
+    assert seen == [list(range(20))] * 2 and shard.table.equals(table)
+    assert not any(batch["id"].any() for batch in batches) or (size is None and not shuffle)
+
+
 def test_rows_of_an_arrow_file_in_their_order_are_not_copied_and_cannot_be_written(tmp_path):
     table = pa.table({"id": range(1000)})
     with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as out:
@@ -812,6 +836,21 @@ def test_columns_that_are_in_no_file_may_be_read_alone(tmp_path, seed):
     assert sorted(read) == table["part"].to_pylist()
 
 
+def test_columns_of_folders_whose_type_is_not_known_are_named(tmp_path):
+    (file := tmp_path / "both" / "id=5" / "0.parquet").parent.mkdir(parents=True)
+    pq.write_table(pa.table({"id": [5, 5], "x": [1, 2]}), file)
+    with pytest.raises(DatasetError, match=f"is no dataset: .*{file} itself has 'id' .int64., too; give a pyarrow.dataset.Dataset"):
+        read_files(tmp_path / "both")
+    (file := tmp_path / "null" / "p=__HIVE_DEFAULT_PARTITION__" / "0.parquet").parent.mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1, 2]}), file)
+    with pytest.raises(DatasetError, match=f"{tmp_path}/null has columns in names of folders, and is no dataset: .*'p'.*; give a pyarrow.dataset.Dataset"):
+        read_files(tmp_path / "null")
+    for folder, name, value in (("both", "id", 5), ("null", "p", None)):
+        by = pa.dataset.partitioning(pa.schema([(name, pa.int64())]), flavor="hive")
+        (shard,) = shards(read_files(pa.dataset.dataset(tmp_path / folder, partitioning=by)), 1)
+        assert [row[name] for row in shard.iter_rows()] == [value] * 2
+
+
 def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
     from wingbeat import _sending
     from wingbeat.train import get_dataset_shard
@@ -826,6 +865,32 @@ def test_nulls_of_a_table_decide_the_type_on_all_ranks(tmp_path, monkeypatch):
             for batch in shard.iter_batches(batch_size=1, batch_format=kind):
                 assert [str(batch[name].dtype) for name in table.column_names] == ["int64", "float64", "object"]
 
+
+def test_types_of_pandas_that_hold_nulls_stay(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    from wingbeat import _sending
+    from wingbeat.train import get_dataset_shard
+
+    large = 2**60 + 1
+    frame = pandas.DataFrame(
+        {
+            "id": pandas.array([large, None, 3, 4], dtype="Int64"),
+            "flag": pandas.array([True, None, False, True], dtype="boolean"),
+            "arrow": pandas.array([1, None, 3, 4], dtype="int64[pyarrow]"),
+            "kind": pandas.Categorical([1, None, 1, 2]),
+            "n": [1, 2, 3, 4],
+        }
+    )
+    _sending.write_parts(_sending.table_of(frame), str(tmp_path), 2)
+    for rank in range(2):
+        monkeypatch.setenv("WINGBEAT_SHARD_train", str(tmp_path / f"{rank}.arrow"))
+        (batch,) = get_dataset_shard().iter_batches(batch_format="pandas")
+        assert list(map(str, batch.dtypes)) == ["Int64", "boolean", "int64[pyarrow]", "category", "int64"]
+        assert rank or batch["id"].tolist() == [large, pandas.NA]
+    indexed = pa.Table.from_pandas(frame.set_index("id"))
+    _sending.write_parts(_sending.table_of(indexed), str(tmp_path), 2)
+    (batch,) = get_dataset_shard().iter_batches(batch_format="pandas")
+    assert batch.index.name == "id" and batch["n"].tolist() == [3, 4]
 
 def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "rows.parquet"
@@ -906,6 +971,20 @@ def test_categories_of_many_files_have_room_together(tmp_path):
     assert read_files(tmp_path).schema.field("word").type == pa.dictionary(pa.int32(), pa.string())
     rows = list(shards(read_files(tmp_path), 1)[0].iter_rows(shuffle_seed=1))
     assert sorted((row["id"], row["word"]) for row in rows) == [(one, f"word {one}") for one in range(300)]
+
+
+@pytest.mark.parametrize("rows, most", [(100, 1 << 20), (300, 1 << 20), (300, 1)])
+def test_a_column_may_be_called_as_a_field_of_another(tmp_path, monkeypatch, rows, most):
+    from wingbeat._files import _reading
+
+    monkeypatch.setattr(_reading, "_TOGETHER_BYTES", most)
+    table = pa.table({"a": [{"b": one, "c": 0} for one in range(rows)], "a.b": range(rows), "id": range(rows)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for columns in (["a.b"], ["a"], ["id", "a.b"], ["a.b", "a"], None):
+        (shard,) = shards(read_files(tmp_path, columns=columns), 1)
+        read = list(shard.iter_rows())
+        assert read == table.select(columns or table.column_names).to_pylist()
+        assert list(read[0]) == (columns or table.column_names)
 
 
 def test_relative_paths_are_those_of_the_program(tmp_path, monkeypatch):

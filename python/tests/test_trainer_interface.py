@@ -232,6 +232,23 @@ def test_a_home_that_cannot_be_written_is_an_error_that_says_what_to_do(fit, tmp
         fit()
 
 
+def test_a_job_has_what_can_be_shown_of_the_name_of_its_function(monkeypatch):
+    from wingbeat.torch import TorchDistributor
+
+    class Told(Exception):
+        pass
+
+    def tell(distributor, options):
+        raise Told(*options)
+
+    monkeypatch.setattr(TorchDistributor, "_launcher", tell)
+    names = {"train": "train", "two\nlines\u200b": "two�lines�", "n" * 300: "n" * 256, "é" * 200 + "x": "é" * 127 + "x", 5: "5"}
+    for name, shown in names.items():
+        function = type("Function", (), {"__name__": name, "__call__": loop})()
+        with pytest.raises(Told, match=f"^--job-name={shown}$"):
+            TorchDistributor(1, True, False).run(function)
+
+
 def test_namespaces_and_priorities_are_options_of_the_command():
     from wingbeat.torch import DeepspeedTorchDistributor, TorchDistributor
 

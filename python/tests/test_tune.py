@@ -1,6 +1,9 @@
 """`wingbeat.tune`: what is tried, what ends early, what fails, and what is left."""
 
 import contextlib
+import dataclasses
+import datetime
+import enum
 import io
 import json
 import math
@@ -14,7 +17,10 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 from conftest import DEADLINE_SECONDS, one_node
 
 from wingbeat import train, tune
@@ -580,6 +586,8 @@ def test_spaces_hold_what_they_say():
 @pytest.mark.parametrize("make, error, match", [
     (lambda: tune.Tuner(int), NotImplementedError, "give Tuner a function"),
     (lambda: tune.Tuner(7), TypeError, "must be a function or a TorchTrainer"),
+    (lambda: tune.Tuner(print, param_space={"a": {"b": {"grid_search": []}}}), ValueError, "'a/b'.: grid_search needs values, and has none"),
+    (lambda: tune.Tuner(print, param_space={"a": [{"grid_search": 3}]}), TypeError, "'a/0'.: grid_search needs a list of values, not 3"),
     (lambda: tune.TuneConfig(mode="best"), ValueError, "mode must be"),
     (lambda: tune.TuneConfig(num_samples=0), ValueError, "num_samples must be"),
     (lambda: tune.TuneConfig(num_samples=-1), ValueError, "needs a time_budget_s"),
@@ -911,6 +919,39 @@ def test_a_trial_for_which_the_time_did_not_suffice_was_stopped(on_cluster, tmp_
         assert [result.was_stopped for result in grid] == [True] and grid[0].metrics == {}
 
 
+def test_trials_that_waited_for_room_when_the_time_was_over_are_tried_by_the_next_program(on_cluster, tmp_path, monkeypatch):
+    from wingbeat._trials import _engine
+    from wingbeat.tune import _experiment
+
+    def train(config):
+        (tmp_path / "begun").touch()
+        while not (tmp_path / "goes on").exists():
+            time.sleep(0.01)
+        return {"x": config["x"]}
+
+    class Until:
+        """Is over once a trial has begun, and one more was launched."""
+
+        def __lt__(self, now):
+            return (tmp_path / "begun").exists() and (folder / "trial_00001").exists()
+
+    folder, run = tmp_path / "search", _engine.Engine.run
+    monkeypatch.setattr(_engine.Engine, "run", lambda fitting, until: run(fitting, until and Until()))
+    tuner = tune.Tuner(
+        tune.with_resources(train, {"cpu": 4}), param_space={"x": tune.grid_search([0, 1, 2])},
+        tune_config=tune.TuneConfig(time_budget_s=DEADLINE_SECONDS), run_config=tune.RunConfig(name="search", storage_path=tmp_path),
+    )
+    assert [(result.was_stopped, result.metrics) for result in tuner.fit()] == [(True, {})] * 2
+    state = _experiment.load(str(folder))
+    assert [trial["status"] for trial in state["trials"]] == ["TERMINATED", "PENDING"]
+    experiment = _experiment.Experiment(str(folder), is_new=False)
+    experiment.save({**state, "tune_config": tune.TuneConfig()})
+    experiment.close()
+    (tmp_path / "goes on").touch()
+    grid = tune.Tuner.restore(folder, train).fit()
+    assert [result.metrics.get("x") for result in grid] == [None, 1, 2]
+
+
 def test_what_was_reported_before_counts_after_a_restore_and_is_told_once(on_cluster, tmp_path):
     folder = tmp_path / "search"
     leave(
@@ -1091,11 +1132,39 @@ class Odd:
     pass
 
 
+class Color(enum.Enum):
+    RED, BLUE = range(2)
+
+
+@dataclasses.dataclass
+class Shape:
+    width: int
+    color: Color = Color.RED
+
+
+def times(number):
+    return tune.sample_from(lambda config: config["lr"] * number)
+
+
+def plus(number):
+    return tune.sample_from(lambda config, more=number: config["lr"] + more)
+
+
+def of_itself(number):
+    def function(config):
+        return number or function
+
+    return tune.sample_from(function)
+
+
 def space(**more):
     return {
         "lr": tune.loguniform(1e-3, 1), "layers": tune.grid_search([1, 2]), "of": {"kind": tune.choice(["a", ("b", 1)])},
         "made": tune.sample_from(lambda config: config["lr"] * 2), "steps": [tune.randint(1, 9), 3], "object": Odd(), "none": None,
-        "nan": math.nan, **more,
+        "nan": math.nan, "class": tune.choice([Odd, dict]), "dtype": torch.float16, "numpy": np.dtype("f4"), "array": np.array([1, math.nan]),
+        "enum": tune.grid_search([Color.RED]), "set": {1, "a"}, "range": range(3), "path": Path("a"), "date": datetime.date(2020, 1, 1),
+        "times": times(1), "plus": plus(1), "itself": of_itself(0), "built in": tune.sample_from(np.random.rand), "call": len, "shape": Shape(1),
+        "bool": True, "tensor": torch.tensor([1.0]), "frame": pd.DataFrame({"x": [math.nan]}), **more,
     }
 
 
@@ -1111,6 +1180,25 @@ def space(**more):
         ("steps/0", [tune.randint(1, 8), 3]),
         ("more", 1),
         ("none", 0),
+        ("class", tune.choice([Shape, dict])),
+        ("dtype", torch.bfloat16),
+        ("numpy", np.dtype("f8")),
+        ("array", np.array([2, math.nan])),
+        ("array", np.array([1])),
+        ("enum", tune.grid_search([Color.BLUE])),
+        ("set", {2, "a"}),
+        ("range", range(4)),
+        ("path", Path("b")),
+        ("date", datetime.date(2020, 1, 2)),
+        ("times", times(2)),
+        ("plus", plus(2)),
+        ("itself", of_itself(1)),
+        ("built in", tune.sample_from(np.random.randn)),
+        ("call", sum),
+        ("shape", Shape(1, Color.BLUE)),
+        ("bool", 1),
+        ("tensor", torch.tensor([2.0])),
+        ("frame", pd.DataFrame({"x": [1.0]})),
     ],
 )
 def test_a_restored_search_has_the_space_that_it_had(tmp_path, name, value):
@@ -1122,17 +1210,27 @@ def test_a_restored_search_has_the_space_that_it_had(tmp_path, name, value):
         tune.Tuner.restore(folder, print, param_space=changed)
 
 
-def test_functions_with_sets_are_the_same_in_another_program(environment):
+def test_what_a_program_defines_is_the_same_in_another(environment):
     program = """
+import enum
 import sys
 import cloudpickle
 from wingbeat import tune
 from wingbeat.tune import _same
-space = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1})}
-other = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1.0})}
+class Color(enum.Enum):
+    RED, BLUE = range(2)
+class Model:
+    def __init__(self, width):
+        self.width = width
+    def __eq__(self, other):
+        return type(self) is type(other) and self.width == other.width
+fixed = {"class": tune.choice([Model, Color]), "enum": Color.RED, "object": Model(1), "set": {Color.RED, Model, "a", "b", "c"}}
+space = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1}), **fixed}
+other = {"x": tune.sample_from(lambda config: config["y"] in {NAMES, 1.0}), **fixed}
 if sys.argv[1:]:
     left = cloudpickle.loads(bytes.fromhex(sys.argv[1]))
-    print(_same.first_difference(left, space), _same.first_difference(left, other))
+    others = [space, other, {**space, "enum": Color.BLUE}, {**space, "class": tune.choice([Color, Model])}]
+    print(*[_same.first_difference(left, one) for one in others])
 else:
     print(cloudpickle.dumps(space).hex())
 """.replace("NAMES", ", ".join(f"'name {number}'" for number in range(40)))  # so many that the order of some is that of their insertion
@@ -1142,7 +1240,7 @@ else:
         return subprocess.run([sys.executable, "-c", program, *arguments], env=env, capture_output=True, text=True, check=True).stdout.strip()
 
     left = run("0")
-    assert [run(seed, left) for seed in ("1", "2", "3")] == ["None x"] * 3
+    assert [run(seed, left) for seed in ("1", "2", "3")] == ["None x enum class"] * 3
 
 
 def test_the_end_of_a_trial_is_written_also_while_others_have_not_begun(on_cluster, tmp_path, monkeypatch):
@@ -1166,6 +1264,34 @@ def test_the_end_of_a_trial_is_written_also_while_others_have_not_begun(on_clust
     run = tune.RunConfig(name="search", storage_path=tmp_path)
     grid = tune.Tuner(train, param_space={"x": tune.grid_search([0, 1, 2])}, run_config=run).fit()
     assert [result.metrics["x"] for result in grid] == [0, 1, 2]
+
+
+def test_what_cannot_be_written_is_not_written_again_and_again(fit, tmp_path, monkeypatch, capfd):
+    from wingbeat.tune import _experiment, _tuner
+
+    saves, check = [], _tuner._Fitting.check
+
+    def save(experiment, state):
+        saves.append([trial["status"] for trial in state["trials"]])
+        raise OSError("full")
+
+    def checked(fitting):
+        check(fitting)
+        looks.append(fitting.trials[0].status)
+        if looks.count("TERMINATED") == 5:
+            (tmp_path / "enough").touch()
+
+    def train(config):
+        while config["x"] and not (tmp_path / "enough").exists():
+            time.sleep(0.01)
+
+    looks = []
+    monkeypatch.setattr(_experiment.Experiment, "save", save)
+    monkeypatch.setattr(_tuner, "_SAVE_AGAIN_S", DEADLINE_SECONDS)
+    monkeypatch.setattr(_tuner._Fitting, "check", checked)
+    fit(train, {"x": tune.grid_search([0, 1])})
+    assert saves == [["RUNNING"], ["RUNNING"] * 2, ["TERMINATED"] * 2]
+    assert capfd.readouterr().err.count("will not know these trials: OSError: full") == 1
 
 
 def test_trials_that_ran_may_be_left_and_the_same_values_are_drawn(killed, tmp_path):
@@ -1228,6 +1354,11 @@ def test_a_search_of_optuna_whose_failed_trials_are_tried_again_may_be_killed_on
     search.on_trial_result("trial_00000", {"x": 1.0, "training_iteration": 1})  # which it does not know any more
 
 
+def test_a_search_may_have_a_long_name(fit, tmp_path):
+    (result,) = fit(lambda config: {"x": 1.0}, run=tune.RunConfig(name="n" * 250, storage_path=tmp_path))
+    assert result.error is None and result.metrics["x"] == 1
+
+
 def test_two_searches_of_one_name_do_not_mix(four_cpus, write, tmp_path):
     program = write("both.py", """
         from wingbeat import tune
@@ -1268,6 +1399,11 @@ def test_a_metric_that_no_trial_reports_is_named(fit, capfd):
         fit(train, metric="los", mode="min", max_concurrent_trials=1, num_samples=3)
     assert "trial_00000 reports no 'los', as metric='los' says" in capfd.readouterr().err
 
+
+def test_a_search_whose_first_trial_reports_nothing_ends(fit):
+    none = "trial_00000 has ended, and no trial has reported 'loss', as metric='loss' says; reported were no metrics: call tune.report"
+    with pytest.raises(ValueError, match=none):
+        fit(lambda config: None, metric="loss", mode="min", max_concurrent_trials=1, num_samples=3)
 
 def test_a_stop_that_cannot_be_compared_is_refused(fit, tmp_path):
     run = tune.RunConfig(name="stops", storage_path=tmp_path, stop={"iterations": 2})

@@ -6,6 +6,8 @@ from typing import Any
 
 # The command takes 32 bits.
 _PRIORITIES = range(-(2**31), 2**31)
+# The most bytes of a name, which a cluster refuses to be longer.
+_LONGEST_NAME = 256
 
 
 def check(namespace: Any, priority: Any) -> None:
@@ -37,3 +39,15 @@ def options(namespace: str | None, priority: int) -> list[str]:
     # With "=": a value may begin with a dash.
     said = [] if namespace is None else [f"--namespace={namespace}"]
     return [*said, *([f"--priority={priority}"] if priority else [])]
+
+
+def named(name: Any) -> str:
+    """The option of `wingbeat train` that says what the job is called. That is shown and means nothing else: of a name that
+    cannot be one, it has what can.
+
+    Args:
+        name: The name of what is run.
+    """
+    shown = "".join(letter if letter.isprintable() else "�" for letter in str(name))
+    # The end tells trials of one search apart.
+    return "--job-name=" + shown.encode()[-_LONGEST_NAME:].decode(errors="ignore")

@@ -194,7 +194,7 @@ class TorchDistributor:
     ) -> Any:
         try:
             name = getattr(function, "__name__", type(function).__name__)
-            finished = self._launcher([f"--job-name={name}"]).function(
+            finished = self._launcher([_job.named(name)]).function(
                 function,
                 args,
                 kwargs,

@@ -247,7 +247,7 @@ def _pieces(
             yield rows, _whole(reader, number, columns, is_here)
             return
         for batch in reader.iter_batches(piece_rows, row_groups=[number], columns=columns, use_threads=False):
-            yield batch.num_rows, iter([pyarrow.Table.from_batches([batch])])
+            yield batch.num_rows, iter([pyarrow.Table.from_batches([batch]).select(columns)])
             del batch
         return
     with source_of(filesystem, file.path) as source:
@@ -265,14 +265,14 @@ def _pieces(
 
 
 def _whole(reader: Any, number: int, columns: list[str], is_here: bool) -> Iterator[pyarrow.Table]:
-    """A row group, some columns at a time."""
+    """A row group, some columns at a time. For pyarrow, `a.b` is also the field of a struct: it reads more than was asked for."""
     if not columns:  # which has its number of rows
         yield reader.read_row_group(number, columns=columns, use_threads=False)
         return
     about, most = reader.metadata.row_group(number), _TOGETHER_BYTES if is_here else _TOGETHER_REMOTELY_BYTES
     if about.total_byte_size <= most:
         # Also because pyarrow ends the process if what `about.column` returns is damaged in some ways, and raises here.
-        yield reader.read_row_group(number, columns=columns, use_threads=False)
+        yield reader.read_row_group(number, columns=columns, use_threads=False).select(columns)
         return
     sizes = dict.fromkeys(columns, 0)
     for column in range(about.num_columns):
@@ -284,7 +284,7 @@ def _whole(reader: Any, number: int, columns: list[str], is_here: bool) -> Itera
         some.append(name)
         size += sizes[name]
         if size >= most or name == columns[-1]:
-            yield reader.read_row_group(number, columns=some, use_threads=False)
+            yield reader.read_row_group(number, columns=some, use_threads=False).select(some)
             some, size = [], 0
 
 

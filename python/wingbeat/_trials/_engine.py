@@ -28,6 +28,7 @@ class Engine(ABC, Generic[T]):
         trials: Those that were started, in order.
         most: How many run at a time.
         has_more: Whether there may be more to start.
+        is_over: Whether the time for all of them is over.
     """
 
     def __init__(self, display: Display) -> None:
@@ -35,6 +36,7 @@ class Engine(ABC, Generic[T]):
         self.trials: list[T] = []
         self.most = 1
         self.has_more = True
+        self.is_over = False
         self._done: queue.SimpleQueue[Trial] = queue.SimpleQueue()
 
     def run(self, until: float | None = None) -> None:
@@ -47,7 +49,7 @@ class Engine(ABC, Generic[T]):
             try:
                 while True:
                     if until is not None and time.monotonic() > until:
-                        self.has_more = False
+                        self.has_more, self.is_over = False, True
                         for trial in self.running():
                             self.stop_early(trial)
                     while self.has_more and self.has_room():

@@ -82,7 +82,7 @@ def fit_here(source: Source, settings: Settings, device: str = "cpu") -> Fitted:
     return _train(examples, examples.facts, 0, dataclasses.replace(settings, ranks=1), _Group(0, device, None))
 
 
-def fit_rank(source: Source | None, ranges: Sequence[tuple[int, int]], settings: Settings) -> Fitted | None:
+def fit_rank(source: Source | None, ranges: Sequence[tuple[int, int]], settings: Settings) -> Fitted | MlError | None:
     """Trains as one rank of a group, on rows that it reads itself.
 
     Args:
@@ -91,10 +91,11 @@ def fit_rank(source: Source | None, ranges: Sequence[tuple[int, int]], settings:
         settings: How.
 
     Returns:
-        The model on rank 0; None on the others.
+        The model on rank 0, and None on the others; on each rank the same error if the data set cannot be used, or the training
+        diverges.
 
     Raises:
-        MlError: The data set cannot be used. Each rank raises the same error.
+        MlError: This rank's files cannot be read any more.
     """
     import torch.distributed as dist
 
@@ -109,17 +110,20 @@ def fit_rank(source: Source | None, ranges: Sequence[tuple[int, int]], settings:
         everyone: list[Facts | MlError] = [NOTHING] * dist.get_world_size()
         dist.all_gather_object(everyone, found)
         facts, first = NOTHING, 0
-        for rank, one in enumerate(everyone):
-            if isinstance(one, MlError):  # the same on all ranks: that of the first
-                raise one
-            first = facts.rows if rank == group.rank else first
-            facts = facts.and_then(one, settings.columns)
+        try:
+            for rank, one in enumerate(everyone):
+                if isinstance(one, MlError):  # the same on all ranks: that of the first
+                    return one
+                first = facts.rows if rank == group.rank else first
+                facts = facts.and_then(one, settings.columns)
+            facts.classes(settings.columns, settings.ranks)
+        except MlError as error:  # of the rows of all
+            return error
         assert examples is not None
-        fitted = _train(examples, facts, first, settings, group)
-    return fitted if group.rank == 0 else None
+        return _trained(examples, facts, first, settings, group)
 
 
-def fit_rows(examples: Examples, settings: Settings) -> Fitted | None:
+def fit_rows(examples: Examples, settings: Settings) -> Fitted | MlError | None:
     """Trains as one rank of a group, on its part of rows that were checked. It imports no pyarrow, which takes time.
 
     Args:
@@ -127,16 +131,12 @@ def fit_rows(examples: Examples, settings: Settings) -> Fitted | None:
         settings: How.
 
     Returns:
-        The model on rank 0; None on the others.
-
-    Raises:
-        TrainingDiverged: The loss became infinite or NaN.
+        As `fit_rank`.
     """
     with _joined() as group:
         ends = [examples.facts.rows * rank // settings.ranks for rank in range(settings.ranks + 1)]
         first, last = ends[group.rank : group.rank + 2]
-        fitted = _train(examples.part(first, last), examples.facts, first, settings, group)
-    return fitted if group.rank == 0 else None
+        return _trained(examples.part(first, last), examples.facts, first, settings, group)
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,15 @@ def _read(source: Source, start: int, stop: int, settings: Settings) -> tuple[Ex
         return examples, examples.facts
     except MlError as error:
         return None, error
+
+
+def _trained(examples: Examples, facts: Facts, first: int, settings: Settings, group: _Group) -> Fitted | MlError | None:
+    """What a rank returns of `_train`."""
+    try:
+        fitted = _train(examples, facts, first, settings, group)
+    except TrainingDiverged as error:  # on all ranks, which have the same loss and the same coefficients
+        return error
+    return fitted if group.rank == 0 else None
 
 
 def _train(examples: Examples, facts: Facts, first: int, settings: Settings, group: _Group) -> Fitted:

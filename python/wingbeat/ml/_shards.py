@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from wingbeat import _interrupts
-from wingbeat.ml._errors import InvalidParameter
+from wingbeat.ml._errors import InvalidParameter, MlError
 from wingbeat.ml._source import Batch, Source
 
 S = TypeVar("S", bound="State")
@@ -96,7 +96,7 @@ def on_ranks(
     """Calls a function on ranks: on the cluster at `$WINGBEAT_ADDRESS`, and without that on this machine.
 
     Args:
-        function: The function.
+        function: The function. An `MlError` that it returns is raised here: what a rank raises is shown with its traceback.
         args: Its arguments.
         ranks: How many ranks.
         parameter: The parameter that says so, for errors; "" for none.
@@ -111,6 +111,16 @@ def on_ranks(
         InvalidParameter: The cluster can never hold so many ranks.
         Exception: That of the first rank that failed.
     """
+    value = _on_ranks(function, args, ranks, parameter, table, use_gpu, return_all)
+    for one in value if return_all else [value]:
+        if isinstance(one, MlError):
+            raise one
+    return value
+
+
+def _on_ranks(
+    function: Callable[..., Any], args: Sequence[Any], ranks: int, parameter: str, table: Any, use_gpu: bool, return_all: bool
+) -> Any:
     from wingbeat.torch import TorchDistributor, TrainingError
 
     _interrupts.check()

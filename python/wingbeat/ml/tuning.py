@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from wingbeat.ml import _progress, _saving, _shards, _trials
 from wingbeat.ml._derived import Filtered
-from wingbeat.ml._errors import InvalidParameter, TooFewRows, TrialFailed, UnknownParameter
+from wingbeat.ml._errors import InvalidParameter, MlError, TooFewRows, TrialFailed, UnknownParameter
 from wingbeat.ml._folds import NamedFold, RandomFold
 from wingbeat.ml._saving import Composite, Savable
 from wingbeat.ml._shared import HasLocalBytes, HasParallelism, HasSeed
@@ -281,8 +281,8 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         metric = str(evaluator.getOrDefault("metricName")) if evaluator.hasParam("metricName") else "metric"
         trials = [
             Trial(
-                name := f"fold {fold} with {_shown(one)}",
-                _Run(name, estimator, evaluator, train, validation, one, keeps, on_ranks),
+                f"fold {fold}",
+                _Run(f"fold {fold} with {_shown(one)}", estimator, evaluator, train, validation, one, keeps, on_ranks),
                 _shown(one),
                 lambda value: {metric: value[0]},
             )
@@ -411,9 +411,15 @@ class _Run:
 
     def __call__(self) -> tuple[float, Any]:
         if self._is_on_rank:
-            value: tuple[float, Any] = _shards.on_ranks(self.fitted, (), 1)
+            value: tuple[float, Any] = _shards.on_ranks(self.fitted_or_error, (), 1)
             return value
         return self.fitted()
+
+    def fitted_or_error(self) -> tuple[float, Any] | MlError:
+        try:
+            return self.fitted()
+        except MlError as error:
+            return error
 
     def fitted(self) -> tuple[float, Any]:
         with _progress.of_trial(self._name):
@@ -467,8 +473,9 @@ def _shown(params: ParamMap) -> str:
 
 
 def _failure(trial: Trial, fold: int, params: ParamMap, error: Exception) -> TrialFailed:
+    name = f"{trial.trial_id} with {trial.parameters}"
     named = {param.name: value for param, value in params.items()}
-    failed = TrialFailed(f"the trial of {trial.trial_id} failed: {type(error).__name__}: {error}", fold=fold, params=named)
+    failed = TrialFailed(f"the trial of {name} failed: {type(error).__name__}: {error}", fold=fold, params=named)
     failed.__cause__ = error
     return failed
 

@@ -82,25 +82,33 @@ class DatasetShard:
         Raises:
             ValueError: The format or the size is none of these.
         """
-        made = _formats.maker(batch_format, self._with_nulls)
+        is_shuffled = shuffle_seed is not None or local_shuffle_buffer_size is not None
+        # A copy of all rows would take as much memory as these.
+        made = _formats.maker(batch_format, self._with_nulls, is_shuffled, batch_size is not None)
+        yield from map(made, self._tables(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, shuffle_seed))
+
+    def _tables(
+        self, batch_size: int | None, drop_last: bool, buffer_size: int | None, local_seed: int | None, seed: int | None
+    ) -> Iterator[pyarrow.Table]:
+        """The rows of each batch."""
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         table = self.table
-        if local_shuffle_buffer_size is not None:
+        if buffer_size is not None:
             import numpy
 
-            table = table.take(numpy.random.default_rng(local_shuffle_seed).permutation(table.num_rows))
-        if shuffle_seed is not None:
+            table = table.take(numpy.random.default_rng(local_seed).permutation(table.num_rows))
+        if seed is not None:
             from wingbeat.train._order import permutation
 
-            table = table.take(permutation(table.num_rows, shuffle_seed, self._iterations))
+            table = table.take(permutation(table.num_rows, seed, self._iterations))
         self._iterations += 1
         size = batch_size or max(1, table.num_rows)
         for begin in range(0, table.num_rows, size):
             batch = table.slice(begin, size)
             if drop_last and batch.num_rows < size:
                 return
-            yield made(batch)
+            yield batch
 
     def iter_torch_batches(
         self,
@@ -136,16 +144,12 @@ class DatasetShard:
             TypeError: A column holds what tensors cannot hold.
             KeyError: `dtypes` names a column that is not there.
         """
-        batches = self.iter_batches(
-            batch_size=batch_size,
-            drop_last=drop_last,
-            local_shuffle_buffer_size=local_shuffle_buffer_size,
-            local_shuffle_seed=local_shuffle_seed,
-            shuffle_seed=shuffle_seed,
-        )
         made = _formats.tensors(dtypes, device, collate_fn)
-        for batch in batches:
-            yield made(batch)
+        is_shuffled = shuffle_seed is not None or local_shuffle_buffer_size is not None
+        # Tensors are copies themselves.
+        is_copied = collate_fn is not None and batch_size is not None
+        for table in self._tables(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, shuffle_seed):
+            yield made(_formats.arrays(table, self._with_nulls, is_shuffled, is_copied))
 
 
 def get_dataset_shard(dataset_name: str = "train") -> Any:

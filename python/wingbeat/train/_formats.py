@@ -11,13 +11,17 @@ if TYPE_CHECKING:
     import torch
 
 
-def maker(batch_format: str, with_nulls: Collection[str] = ()) -> Callable[[pyarrow.Table], Any]:
+def maker(
+    batch_format: str, with_nulls: Collection[str] = (), is_own: bool = False, is_copied: bool = False
+) -> Callable[[pyarrow.Table], Any]:
     """What makes a batch of a table.
 
     Args:
         batch_format: "numpy" or "default" (a dict of arrays), "pandas" or "pyarrow".
         with_nulls: The columns of integers and booleans that have nulls, in these rows or in others. They have the type that
             nulls need in all batches.
+        is_own: As for `arrays`.
+        is_copied: As for `arrays`.
 
     Returns:
         The function.
@@ -26,8 +30,8 @@ def maker(batch_format: str, with_nulls: Collection[str] = ()) -> Callable[[pyar
         ValueError: It is none of these.
     """
     made: Mapping[str, Callable[[pyarrow.Table], Any]] = {
-        "default": lambda batch: arrays(batch, with_nulls),
-        "numpy": lambda batch: arrays(batch, with_nulls),
+        "default": lambda batch: arrays(batch, with_nulls, is_own, is_copied),
+        "numpy": lambda batch: arrays(batch, with_nulls, is_own, is_copied),
         "pandas": lambda batch: _frame(batch, with_nulls),
         "pyarrow": lambda batch: batch,
     }
@@ -45,13 +49,16 @@ def is_arrays(batch_format: str) -> bool:
     return batch_format in ("default", "numpy")
 
 
-def arrays(batch: pyarrow.Table, with_nulls: Collection[str] = (), is_own: bool = False) -> dict[str, Any]:
+def arrays(
+    batch: pyarrow.Table, with_nulls: Collection[str] = (), is_own: bool = False, is_copied: bool = False
+) -> dict[str, Any]:
     """The columns as arrays. Lists of the same length in each row are arrays of two dimensions.
 
     Args:
         batch: The rows.
         with_nulls: As for `maker`.
         is_own: Whether nobody else reads these rows: arrays of numbers may be written then, unless they lie in a file.
+        is_copied: Whether arrays that may not be written are copied.
 
     Returns:
         An array for each column.
@@ -60,16 +67,20 @@ def arrays(batch: pyarrow.Table, with_nulls: Collection[str] = (), is_own: bool 
     for name, array in made.items():
         if name in with_nulls:
             made[name] = array.astype(_with_nulls(batch.schema.field(name).type), copy=False)
-        elif is_own and not array.flags.writeable:
-            made[name] = _writable(batch.column(name), array)
+        elif not array.flags.writeable:
+            array = _writable(batch.column(name), array) if is_own else array
+            made[name] = array if array.flags.writeable or not is_copied else array.copy()
     return made
 
 
 def _frame(batch: pyarrow.Table, with_nulls: Collection[str]) -> pandas.DataFrame:
+    import numpy
+
     frame = batch.to_pandas()
     kinds = {name: batch.schema.field(name).type for name in batch.column_names if name in with_nulls}
-    # Categories stay categories.
-    return frame.astype({name: _with_nulls(kind) for name, kind in kinds.items() if not hasattr(kind, "value_type")})
+    # Categories stay categories, and pandas' own types, which a table's metadata may name, have a value for nulls.
+    types = frame.dtypes  # without columns that are the index
+    return frame.astype({name: _with_nulls(kind) for name, kind in kinds.items() if isinstance(types.get(name), numpy.dtype)})
 
 
 def _with_nulls(kind: pyarrow.DataType) -> str:

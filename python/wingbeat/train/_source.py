@@ -280,10 +280,24 @@ def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Sc
         if any("=" in part for one in inner for part in one[len(inside) :].split("/")[:-1]):
             if len(paths) > 1:
                 raise DatasetError(f"{path} is partitioned, and is one of several paths; give a pyarrow.dataset.Dataset")
-            kind = inspect(own, inner[0]).kind
-            return _of_dataset(pyarrow.dataset.dataset(inside, filesystem=own, format=kind, partitioning="hive"))
+            return _of_dataset(_partitioned(own, inside, inner))
         found += [_Found(one) for one in inner]
     return found, first, None
+
+
+def _partitioned(filesystem: Any, folder: str, files: Sequence[str]) -> pyarrow.dataset.Dataset:
+    """A folder whose files have columns in the names of their folders."""
+    import pyarrow.dataset
+
+    first = inspect(filesystem, files[0])
+    try:
+        return pyarrow.dataset.dataset(folder, filesystem=filesystem, format=first.kind, partitioning="hive")
+    except (OSError, pyarrow.ArrowException) as error:
+        keys = [part.partition("=")[0] for part in files[0][len(folder) :].split("/")[:-1] if "=" in part]
+        both = ", ".join(f"{field.name!r} ({field.type})" for field in first.schema if field.name in keys)
+        where = f"; {files[0]} itself has {both}, too" if both else ""
+        way = "give a pyarrow.dataset.Dataset with pyarrow.dataset.partitioning(schema, flavor='hive')"
+        raise DatasetError(f"{folder} has columns in names of folders, and is no dataset: {error}{where}; {way}") from error
 
 
 def _of_dataset(dataset: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]:

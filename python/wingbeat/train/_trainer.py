@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wingbeat import _sending
+from wingbeat import _job, _sending
 from wingbeat._command import binary
 from wingbeat._errors import LaunchFailed
 from wingbeat._launcher import Launcher
@@ -153,7 +153,7 @@ class TorchTrainer:
         _storage.make_own(self.run_config, folder)
         options = [*self.scaling_config.options(), *self.run_config.options(), *self.torch_config.options()]
         env = {EXPERIMENT: name, **self.run_config.env}
-        options += ["--storage", folder, f"--job-name={name}"]
+        options += ["--storage", folder, _job.named(name)]
         launcher = Launcher(options, env=env, command=command, cluster=cluster or {})
         ranks = self.scaling_config.workers[1]
         given = {key: rows() if callable(rows) else rows for key, rows in self.datasets.items()}

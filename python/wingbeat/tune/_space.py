@@ -324,6 +324,25 @@ def leaves(space: Mapping[str, Any], path: tuple[Any, ...] = ()) -> Iterator[tup
             yield from leaves(value, (*path, name))
 
 
+def check_grids(space: Mapping[str, Any]) -> None:
+    """Checks that each grid of a space has values: it may have been written as a dict.
+
+    Args:
+        space: The space.
+
+    Raises:
+        ValueError: A grid has none.
+        TypeError: Its values are no list.
+    """
+    for path, value in leaves(space):
+        if is_grid(value):
+            values, name = value[GRID], f"param_space[{name_of(path)!r}]"
+            if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__getitem__") or not hasattr(values, "__len__"):
+                raise TypeError(f"{name}: grid_search needs a list of values, not {values!r:.100}")
+            if len(values) == 0:
+                raise ValueError(f"{name}: grid_search needs values, and has none")
+
+
 def name_of(path: tuple[Any, ...]) -> str:
     """The keys that lead to a value, as a name.
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wingbeat import _job
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 from wingbeat._launcher import Launcher
 from wingbeat._trials import _trial
@@ -132,6 +133,11 @@ class Trial(_trial.Trial):
     @property
     def parameters(self) -> str:
         return described(self.config)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its function was called. A `TorchTrainer` does not say so: whether it has reported anything."""
+        return self.began > 0 and (self.began != self.launched or bool(self.reports))
 
     def launch(self) -> None:
         if self.begins_anew:
@@ -406,7 +412,7 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
         config = _of_trial(run_config, trial)
         options = [*scaling.options(), *config.options(), "--storage", str(trial.folder), "--unprefixed"]
         # As their folders are called: of the search and of the trial.
-        options += ["--job-name=" + "/".join(Path(trial.folder).parts[-2:])]
+        options += [_job.named("/".join(Path(trial.folder).parts[-2:]))]
         launcher = Launcher(options, env=config.env, command=trial.command, cluster=cluster)
         what = (trainable, trial.config, str(trial.folder))
         finished = launcher.function(_trainable.run, what, {"changes_folder": changes_folder}, all_return=True)

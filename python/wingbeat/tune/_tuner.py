@@ -26,13 +26,15 @@ from wingbeat.tune._cluster import Cluster, ClusterLostError, cluster, slots
 from wingbeat.tune._config import RunConfig, TuneConfig
 from wingbeat.tune._grid import Result, ResultGrid
 from wingbeat.tune._same import first_difference
-from wingbeat.tune._space import GRID, Categorical, is_grid
+from wingbeat.tune._space import GRID, Categorical, check_grids, is_grid
 from wingbeat.tune._trial import Trial, TrialError
 
 # How many trials more than fit are launched: each takes the memory of a command.
 _WAITING = 4
 # How long the command of a trial may take besides the grace of its ranks, and once it was killed.
 _ENDING_S, _KILLED_S = 15, 5
+# After how long what could not be written is written again, unless a trial is started: to pickle it may take long.
+_SAVE_AGAIN_S = 10
 
 
 class TuneError(RuntimeError):
@@ -75,8 +77,8 @@ class Tuner:
         run_config: The name and the folder of all trials, and how each runs.
 
     Raises:
-        TypeError: The trainable is none of these.
-        ValueError: The space has parameters that the trainer, or its loop, does not take.
+        TypeError: The trainable is none of these, or a grid is no list.
+        ValueError: A grid has no values, or the space has parameters that the trainer, or its loop, does not take.
         NotImplementedError: An option is refused.
     """
 
@@ -93,6 +95,7 @@ class Tuner:
         if not isinstance(trainable, (TorchTrainer, _trainable.WithResources)) and not callable(trainable):
             raise TypeError(f"a trainable must be a function or a TorchTrainer, not {trainable!r:.100}")
         self.param_space = dict(param_space or {})
+        check_grids(self.param_space)
         other = sorted(set(self.param_space) - {"train_loop_config", "scaling_config"})
         if isinstance(trainable, TorchTrainer) and other:
             raise ValueError(
@@ -306,7 +309,7 @@ class _Fitting(Engine[Trial]):
         self._again: list[Trial] = []
         # Those that have ended once, of which the searcher has learned, and that are tried again.
         self._known: set[str] = set()
-        self._is_saved = True
+        self._is_saved, self._save_again = True, 0.0
         # Whether more is known than was written.
         self._is_changed = False
         if tuner._left is None:
@@ -336,7 +339,7 @@ class _Fitting(Engine[Trial]):
                 # What was reported after all that was saved is news to the scheduler and the searcher.
                 is_enough = any(self._is_done(metrics) for metrics in trial.reports[: trial.heard])
                 is_enough = any([self.is_enough(trial, metrics) for metrics in trial.reports[trial.heard :]]) or is_enough
-                if is_enough or trial.is_stopped or not left.resume_unfinished:
+                if is_enough or (trial.is_stopped and trial.has_begun) or not left.resume_unfinished:
                     trial.status, trial.is_stopped, trial.ended = TERMINATED, True, trial.launched
                     self.on_end(trial)
                 else:
@@ -363,7 +366,7 @@ class _Fitting(Engine[Trial]):
         except Exception as error:
             if self._is_saved:
                 self.display.say(f"wingbeat tune: Tuner.restore will not know these trials: {type(error).__name__}: {error}")
-            self._is_saved = False
+            self._is_saved, self._save_again = False, time.monotonic() + _SAVE_AGAIN_S
 
     def fit(self, scaling: Any) -> ResultGrid:
         if self._config.max_concurrent_trials is None:
@@ -378,12 +381,12 @@ class _Fitting(Engine[Trial]):
         budget = self._config.time_budget_s
         until = None if budget is None else time.monotonic() + budget
         self.run(until)
-        for trial in self._again:  # for which there was no time any more
-            trial.status, trial.is_stopped = TERMINATED, True
         if self._again or self._is_changed:
             self._save()
+        for trial in self._again:  # for which there was no time any more, and which another program tries
+            trial.status, trial.is_stopped = TERMINATED, True
         early = [trial for trial in self.trials if trial.is_stopped and not trial.reports]
-        if until is not None and time.monotonic() > until and early:
+        if self.is_over and early:
             self.display.say(f"wingbeat tune: time_budget_s={budget:g} was over before {len(early)} trials had reported anything")
         return _results(self.trials, self._experiment.folder, self._config)
 
@@ -431,11 +434,15 @@ class _Fitting(Engine[Trial]):
                 self._put_back(trial)
                 self.has_more = True
                 return
+        if self.is_over and trial.status == TERMINATED and trial.is_stopped and not trial.has_begun:
+            self._put_back(trial)
+            self._is_changed = True
+            return
         for name, said in self._wanted.items():
-            if trial.status == TERMINATED and trial.reports and not trial.is_stopped and name not in self._reported:
+            if trial.status == TERMINATED and not trial.is_stopped and name not in self._reported:
                 raise ValueError(
                     f"{trial.trial_id} has ended, and no trial has reported {name!r}, as {said} says; reported were "
-                    f"{', '.join(map(repr, sorted(self._reported)))}"
+                    f"{', '.join(map(repr, sorted(self._reported))) or 'no metrics: call tune.report, or return a dict'}"
                 )
         last = trial.reports[-1] if trial.reports else None
         if trial.trial_id not in self._known:
@@ -448,7 +455,7 @@ class _Fitting(Engine[Trial]):
     def check(self) -> None:
         self._cluster.check()
         # Else, another trial is started now, before which all is written.
-        if self._is_changed and not (self.has_more and self.has_room()):
+        if self._is_changed and not (self.has_more and self.has_room()) and time.monotonic() >= self._save_again:
             self._save()
 
     def end_all(self, error: BaseException) -> None:
