@@ -3,7 +3,7 @@
 //! TensorBoard's files are TFRecords (a length, its checksum, the bytes, their checksum) of `Event` messages
 //! (tensorflow/core/util/event.proto); the few fields that are needed are written here by hand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -22,9 +22,9 @@ const LIMIT: usize = 16 << 20;
 pub(crate) struct Recorder {
     events_file: String,
     waiting: Batch,
-    /// What comes after [`waiting`](Self::waiting) once a checkpoint is stored, or cannot be: a report that waits for its checkpoint has
-    /// it, or an error, before anybody reads its metrics.
-    held: Batch,
+    /// What comes after [`waiting`](Self::waiting), a batch with each checkpoint that is stored, or cannot be: a report that waits for its
+    /// checkpoint has it, or an error, before anybody reads its metrics.
+    held: VecDeque<Batch>,
     /// Whether a batch is being written.
     writes: bool,
     count: u64,
@@ -55,7 +55,7 @@ impl Recorder {
         Recorder {
             events_file: format!("events.out.tfevents.{}.{host}.{}", now as u64, std::process::id()),
             waiting: Batch { lines: Vec::new(), events },
-            held: Batch::default(),
+            held: VecDeque::new(),
             writes: false,
             count: 0,
             missed: 0,
@@ -67,7 +67,7 @@ impl Recorder {
     pub(crate) fn add(&mut self, attempt: u32, metrics: &BTreeMap<String, f64>, waits_for_checkpoint: bool) {
         let step = metrics.get("step").map_or(self.count, |step| *step as u64);
         self.count += 1;
-        if self.waiting.lines.len() + self.held.lines.len() > LIMIT {
+        if self.waiting.lines.len() + self.held.iter().map(|batch| batch.lines.len()).sum::<usize>() > LIMIT {
             self.missed += 1;
             return;
         }
@@ -81,10 +81,10 @@ impl Recorder {
         // Also where a rank gives a metric one of these names.
         line.insert("time".into(), now.into());
         line.insert("attempt".into(), attempt.into());
-        let batch = match waits_for_checkpoint || !self.held.lines.is_empty() {
-            true => &mut self.held,
-            false => &mut self.waiting,
-        };
+        if waits_for_checkpoint {
+            self.held.push_back(Batch::default());
+        }
+        let batch = self.held.back_mut().unwrap_or(&mut self.waiting);
         batch.lines.extend_from_slice(Value::Object(line).to_string().as_bytes());
         batch.lines.push(b'\n');
         let values: Vec<u8> = metrics
@@ -95,10 +95,19 @@ impl Recorder {
         record(&mut batch.events, &[double(1, now), number(2, step), bytes(5, &values)].concat());
     }
 
-    /// A checkpoint is stored, or cannot be.
+    /// The first checkpoint that metrics wait for is stored, or cannot be.
     pub(crate) fn stored(&mut self) {
-        self.waiting.lines.append(&mut self.held.lines);
-        self.waiting.events.append(&mut self.held.events);
+        if let Some(mut batch) = self.held.pop_front() {
+            self.waiting.lines.append(&mut batch.lines);
+            self.waiting.events.append(&mut batch.events);
+        }
+    }
+
+    /// No checkpoint is awaited any more.
+    pub(crate) fn all_stored(&mut self) {
+        while !self.held.is_empty() {
+            self.stored();
+        }
     }
 
     /// Begins to write what there is; unless `all`, only if it is enough. None if that is too little, or the last batch is
@@ -223,13 +232,13 @@ mod tests {
         let (claim, mut recorder) = (Arc::new(claim), Recorder::new());
         recorder.add(0, &BTreeMap::from([("loss".into(), 1.0)]), true);
         recorder.add(0, &BTreeMap::from([("loss".into(), 2.0)]), false);
+        recorder.add(0, &BTreeMap::from([("loss".into(), 3.0)]), true);
         assert!(recorder.write(claim.clone(), false).is_none());
         recorder.stored();
         let written = recorder.write(claim.clone(), false).unwrap().await;
         recorder.recorded(written).unwrap();
-        // At the end none is awaited any more.
-        recorder.add(0, &BTreeMap::from([("loss".into(), 3.0)]), true);
-        recorder.stored();
+        assert!(recorder.write(claim.clone(), false).is_none(), "the other checkpoint is not stored");
+        recorder.all_stored();
         let written = recorder.write(claim, true).unwrap().await;
         recorder.recorded(written).unwrap();
         let text = std::fs::read_to_string(dir.path().join(LINES)).unwrap();

@@ -54,7 +54,8 @@ pub fn doing(folder: &str) -> Option<(String, String)> {
     let verb = match rest.split_whitespace().next()? {
         "R" => "runs",
         "D" => "waits for a device, and hears nothing meanwhile",
-        "T" | "t" => "is stopped",
+        "T" => "is stopped",
+        "t" => "is held by a debugger",
         _ => "sleeps",
     };
     let place = place.filter(|place| verb != "runs" && !place.is_empty() && place != "0");

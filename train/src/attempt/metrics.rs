@@ -39,8 +39,7 @@ impl Attempt<'_> {
 
     /// Writes the metrics that are left.
     pub(super) async fn record_all(&mut self) {
-        // No checkpoint is awaited any more.
-        self.metrics.recorder.stored();
+        self.metrics.recorder.all_stored();
         if let Some(recorded) = self.metrics.writing.next().await {
             self.recorded(recorded, false);
         }

@@ -312,8 +312,9 @@ impl Program for Running {
         let name = stacks.name.clone();
         let said = |stacks: String| Some(ProgramStacks { pid: pid as u32, name, stacks });
         let go_on = || {
-            if let State::Runs { reach, .. } = &*self.state() {
-                reach.signal(Signal::CONT);
+            // The process alone: what it has started may be stopped on purpose.
+            if let (State::Runs { .. }, Some(pid)) = (&*self.state(), Pid::from_raw(pid)) {
+                drop(rustix::process::kill_process(pid, Signal::CONT));
             }
         };
         let before = match stacks.seen(pid, go_on) {

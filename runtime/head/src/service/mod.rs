@@ -379,7 +379,12 @@ impl Shell {
             // Whoever asked may be gone.
             let _ = told.send(changing.await);
         });
-        changed.await.unwrap_or_else(|_| Err(change_failed()))
+        let answer = changed.await.unwrap_or_else(|_| Err(change_failed()));
+        if self.has_left() {
+            // The standby may not have it, and nobody waits for that any more: it is asked of the next head.
+            std::future::pending::<()>().await;
+        }
+        answer
     }
 
     /// As [`Shell::change_durably`], for a change whose result only its asker can use: it is made first, and written as it

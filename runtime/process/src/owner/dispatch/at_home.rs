@@ -155,9 +155,7 @@ impl Dispatch {
         accepts: impl Fn(&TaskSpec) -> bool,
     ) -> TakenHome {
         let next = self.next_for_home(news, now_ms);
-        if matches!(next, Next::Front(..)) {
-            self.at_home.took_front_ms = now_ms;
-        }
+        let is_front = matches!(next, Next::Front(..));
         let taken = match next {
             Next::None => None,
             next if !accepts(&self.spec_of(&next, news)) => return TakenHome::NotThis,
@@ -167,6 +165,9 @@ impl Dispatch {
             },
             Next::Ready(shape, at) | Next::Front(shape, at) => self.queues.get_mut(&shape).and_then(|queue| {
                 self.touched.add(&shape, queue);
+                if is_front {
+                    self.at_home.took_front_ms = now_ms;
+                }
                 queue.ready.remove(at)
             }),
         };
