@@ -5,6 +5,7 @@
 mod common;
 
 use std::collections::HashMap;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,9 +13,10 @@ use common::{Local, Started};
 use serde::{Deserialize, Serialize};
 use wingbeat::{Buffer, Error, ObjectRef, Queue, put};
 use wingbeat_core::spec::Address;
+use wingbeat_core::value::Stored;
 use wingbeat_core::{JobId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Stream};
-use wingbeat_net::messages::Place;
+use wingbeat_net::messages::{Fetch, Place};
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 use wingbeat_net::silence::Probing;
@@ -201,6 +203,14 @@ fn put_when_there_is_room(count: usize) {
     assert!(is_right(&object.unwrap().get_blocking().unwrap()));
 }
 
+/// Nor is there in a while: the node may hear of what was dropped later than of the first of these.
+fn there_is_no_room(count: usize) {
+    let numbers = numbers(count);
+    for _ in 0..100 {
+        assert!(matches!(put(&numbers), Err(Error::StoreFull { .. })));
+    }
+}
+
 /// A cluster whose node, with a store of so many bytes, outlives its drivers.
 fn cluster_with(store: &str) -> TestCluster {
     let mut cluster = TestCluster::start(0, 0).unwrap();
@@ -271,6 +281,38 @@ fn what_a_driver_has_kept_is_free_when_it_is_killed() {
     put_when_there_is_room(half);
 }
 
+#[test]
+fn a_process_that_a_driver_has_forked_has_what_that_had_read() {
+    const NAME: &str = "a_process_that_a_driver_has_forked_has_what_that_had_read";
+    // In a process of its own: whatever is open in this one would be open in the forked one, too.
+    if common::runs_again_with(NAME, &[]) {
+        return;
+    }
+    let cluster = cluster_with("16MiB");
+    let half = MANY / 8 * 9;
+    let first = join(&cluster);
+    let buffer = put(&numbers(half)).unwrap().get_blocking().unwrap();
+    assert!(buffer.is_elsewhere());
+    let (mut here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+    // SAFETY: until it ends, the child reads memory and makes system calls, and nothing else: no lock and no allocation.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_asked = (&there).read_exact(&mut [0]).is_ok();
+        let has_it = is_asked && is_right(&buffer);
+        // SAFETY: it runs nothing of this process.
+        unsafe { libc::_exit(i32::from(!has_it)) };
+    }
+    drop((first, buffer, there));
+    let _second = join(&cluster);
+    // Nothing is left of it in the driver, and the memory is still not given to others.
+    there_is_no_room(half);
+    here.write_all(&[1]).unwrap();
+    let child = rustix::process::Pid::from_raw(child);
+    let (_, ended) = rustix::process::waitpid(child, rustix::process::WaitOptions::empty()).unwrap().unwrap();
+    assert_eq!(ended.exit_status(), Some(0), "what it has is not as it was");
+    put_when_there_is_room(half);
+}
+
 /// A driver as its node sees it, without a process of its own: it can end each of its connections.
 struct HandMade {
     lent: Stream,
@@ -330,6 +372,33 @@ fn what_a_driver_writes_is_its_own_until_it_has_nothing_mapped() {
         };
         assert!(matches!(created, Place::Free(_)));
     });
+}
+
+#[test]
+fn what_a_driver_has_read_is_its_own_when_its_connection_broke_until_it_has_nothing_mapped() {
+    let cluster = cluster_with("16MiB");
+    let driver = join(&cluster);
+    let state = wingbeat::block_on(driver.session.runtime().cluster_state()).unwrap();
+    let (address, token) = (state.nodes[0].info.address.clone(), Token::new(cluster.token().unwrap()));
+    let half = MANY / 8 * 9;
+    let object = put(&numbers(half)).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let reader = runtime.block_on(async {
+        let reader = HandMade::join(&address, &token).await;
+        let stored = Stored { size: (half * 8) as u64, nodes: Vec::new(), refs: None };
+        let what = Fetch { object: object.id(), stored, steward: None };
+        let limit = mux::within(Duration::from_secs(60));
+        let (place, _) = reader.node.fetch(limit, what).await.unwrap().unwrap();
+        assert!(place.len >= (half * 8) as u64);
+        reader.control.close();
+        reader.control.closed().await;
+        reader
+    });
+    drop(object);
+    // Nobody refers to it, and who has read it cannot say any more that it has dropped it.
+    there_is_no_room(half);
+    drop(reader.lent);
+    put_when_there_is_room(half);
 }
 
 struct Keeper(Vec<Buffer<u64>>);

@@ -203,14 +203,23 @@ fn a_daemon_that_is_stopped_for_a_moment_loses_nothing() {
 
 #[test]
 fn a_node_that_is_busy_is_not_given_up() {
-    let cluster = TestCluster::with_env(1, 2, &[SILENCE]).unwrap();
+    // Suspect after 1 s, and lost after 3.5 s.
+    let cluster = TestCluster::with_env(1, 2, &[("WINGBEAT_SILENCE_MS", "1000")]).unwrap();
     let session = join(&cluster);
     let _entered = session.enter();
-    let busy: Vec<_> = (0..2).map(|_| keeps_busy::options().max_retries(0).remote(5_000)).collect();
+    let before = cluster.node_numbers().unwrap();
+    let busy: Vec<_> = (0..2).map(|_| keeps_busy::options().max_retries(0).remote(6_000)).collect();
+    while !busy.iter().all(|task| task.is_ready()) {
+        let state = cluster.state().unwrap();
+        let [node] = &state["nodes"].as_array().unwrap()[..] else { panic!("it is lost: {state}") };
+        assert!(node["suspect_secs"].is_null(), "it is suspect: {state}");
+    }
     for task in busy {
         task.get_blocking().unwrap();
     }
     assert!(is_alive(cluster.node_pid(0).unwrap()));
+    assert_eq!(cluster.node_numbers().unwrap(), before);
+    assert!(!cluster.head_errors().contains("is suspect"), "{}", cluster.head_errors());
     wingbeat::block_on(session.shutdown());
 }
 

@@ -13,6 +13,10 @@ use common::Local;
 use wingbeat::{Bundle, Error, placement_group};
 use wingbeat_tests::{TestCluster, is_root};
 
+fn mount(args: &[&str], at: &Path) -> bool {
+    Command::new("mount").args(args).arg(at).status().unwrap().success()
+}
+
 /// A file system of a few hundred kilobytes, until it is dropped.
 struct SmallDisk {
     dir: tempfile::TempDir,
@@ -21,13 +25,17 @@ struct SmallDisk {
 impl SmallDisk {
     fn new() -> SmallDisk {
         let dir = tempfile::tempdir().unwrap();
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=400k", "tmpfs"]).arg(dir.path()).status();
-        assert!(mounted.unwrap().success());
+        assert!(mount(&["-t", "tmpfs", "-o", "size=400k", "tmpfs"], dir.path()));
         SmallDisk { dir }
     }
 
     fn filler(&self) -> PathBuf {
         self.dir.path().join("filler")
+    }
+
+    /// Nobody writes there any more.
+    fn is_read_only_now(&self) {
+        assert!(mount(&["-o", "remount,ro"], self.dir.path()));
     }
 
     fn fill(&self) {
@@ -88,4 +96,44 @@ fn a_full_disk_refuses_changes_until_there_is_room_and_forgets_none() {
     for name in ["before", &name, "after"] {
         named(name).unwrap();
     }
+}
+
+/// What a head with this journal says. It does not start.
+fn refusal(journal: &Path) -> String {
+    let mut head = Command::new(wingbeat_tests::binary().unwrap());
+    let head = head
+        .args(["head", "--port", "0", "--journal"])
+        .arg(journal)
+        .env("WINGBEAT_TOKEN", "of-this-test-and-of-nobody-else");
+    let mut head = wingbeat_tests::Daemon::start(head).unwrap();
+    assert!(!head.wait_for_end().unwrap());
+    head.errors()
+}
+
+#[test]
+fn a_head_that_may_not_write_its_journal_names_the_file_and_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |journal: &Path, why: &str| {
+        let said = refusal(journal);
+        assert!(said.contains(journal.to_str().unwrap()) && said.contains(why), "{why}: {said}");
+        assert!(said.contains("name another with --journal"), "{why}: {said}");
+    };
+    said(&dir.path().join("none/journal"), "No such file or directory");
+    said(dir.path(), "Is a directory");
+    if !is_root().unwrap() {
+        return;
+    }
+    let disk = SmallDisk::new();
+    let [journal, bound] = ["journal", "bound"].map(|name| disk.dir.path().join(name));
+    TestCluster::with_journal_at(&journal, 0, 0).unwrap().stop().unwrap();
+    std::fs::write(&bound, "").unwrap();
+    disk.is_read_only_now();
+    said(&journal, "Read-only file system");
+    said(&disk.dir.path().join("other"), "Read-only file system");
+    // This file alone may be written.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    assert!(mount(&["--bind", file.path().to_str().unwrap()], &bound));
+    let refused = std::panic::catch_unwind(|| said(&bound, "unable to open database file"));
+    assert!(Command::new("umount").arg(&bound).status().unwrap().success());
+    refused.unwrap();
 }

@@ -203,7 +203,7 @@ struct Row {
     may_be_left: &'static [&'static str],
 }
 
-const ROWS: [Row; 10] = [
+const ROWS: [Row; 11] = [
     Row { killed: "the worker process", who: |scene| vec![scene.worker], node_lives: true, may_be_left: &[] },
     Row { killed: "its keeper", who: |scene| vec![scene.keeper], node_lives: true, may_be_left: &[] },
     Row {
@@ -227,6 +227,7 @@ const ROWS: [Row; 10] = [
         // It belongs to nobody, and nothing in it says whose it was.
         may_be_left: &["orphan without its environment"],
     },
+    Row { killed: "the node", who: |scene| vec![scene.node], node_lives: false, may_be_left: &[] },
     Row {
         killed: "the node, the guard and its parent",
         who: |scene| vec![scene.node, scene.watch, scene.guard],

@@ -45,6 +45,13 @@ fn halves(log: PathBuf) -> (Vec<u64>, Vec<u64>) {
     ((0..MANY).collect(), (MANY..2 * MANY).collect())
 }
 
+/// Two items, of which each goes to shared memory.
+#[wingbeat::remote]
+fn items(log: PathBuf) -> impl Iterator<Item = Vec<u64>> {
+    note(&log, "items");
+    (0..2).map(|item| vec![item; MANY as usize])
+}
+
 #[wingbeat::remote]
 fn sum(numbers: Vec<u64>) -> u64 {
     numbers.iter().sum()
@@ -72,6 +79,10 @@ impl Holder {
     }
     fn lend(&self) -> Option<ObjectRef<Vec<u64>>> {
         self.numbers.clone()
+    }
+    fn fresh(&self, log: PathBuf) -> Vec<u64> {
+        note(&log, "fresh");
+        (0..MANY).collect()
     }
     fn total(&self, numbers: Vec<u64>) -> u64 {
         numbers.iter().sum()
@@ -164,6 +175,49 @@ fn without_retries_it_is_lost_and_says_why() {
     far.kill_where("numbers");
     let error = object.get_blocking().unwrap_err();
     assert!(matches!(&error, Error::ObjectLost { why, .. } if why.contains("cannot be made again")), "{error}");
+}
+
+#[test]
+fn a_result_of_an_actor_is_lost_with_the_only_node_that_has_it() {
+    let far = Far::new();
+    // Neither lives of the actor nor retries of the call make it again.
+    let holder = Holder::options().resource("far", 1.0).max_restarts(3).max_task_retries(3).remote();
+    let object = holder.fresh(far.log());
+    ready(&object);
+    far.kill_where("fresh");
+    let error = object.get_blocking().unwrap_err();
+    assert!(matches!(error, Error::ObjectLost { .. }), "{error}");
+    assert_eq!(holder.fresh(far.log()).get_blocking().unwrap().iter().sum::<u64>(), SUM, "it lives again");
+    assert_eq!(runs(&far.log(), "fresh").len(), 2);
+}
+
+#[test]
+fn an_item_of_a_stream_is_lost_with_the_only_node_that_has_it() {
+    let far = Far::new();
+    let mut stream = items::options().resource("far", 1.0).remote(far.log());
+    let item = stream.next_ref_blocking().unwrap().unwrap();
+    let last = stream.next_ref_blocking().unwrap().unwrap();
+    assert!(stream.next_ref_blocking().is_none());
+    // One of them has a copy where the driver is.
+    assert_eq!(last.get_blocking().unwrap()[0], 1);
+    far.kill_where("items");
+    let error = item.get_blocking().unwrap_err();
+    assert!(matches!(error, Error::ObjectLost { .. }), "{error}");
+    assert_eq!(last.get_blocking().unwrap()[0], 1);
+    assert_eq!(runs(&far.log(), "items").len(), 1);
+}
+
+#[test]
+fn a_value_that_was_put_is_there_while_one_of_the_nodes_that_have_it_is() {
+    let mut cluster = wingbeat_tests::TestCluster::start(1, 1).unwrap();
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    cluster.add_node(&["--num-cpus", "1", "--resource", "far=1"]).unwrap();
+    let value = put(&vec![7u64; MANY as usize]).unwrap();
+    // It is copied to whoever reads it.
+    assert_eq!(sum::options().resource("far", 1.0).remote(&value).get_blocking().unwrap(), 7 * MANY);
+    cluster.kill_node(0).unwrap();
+    assert_eq!(value.get_blocking().unwrap(), vec![7u64; MANY as usize]);
+    assert_eq!(sum::remote(&value).get_blocking().unwrap(), 7 * MANY);
 }
 
 #[test]

@@ -323,54 +323,30 @@ fn a_stream_has_every_item_once_wherever_its_producer_dies() {
     }
 }
 
-/// Tells its process's id and when it began, and stays.
 #[wingbeat::remote]
-fn tells_and_stays(file: PathBuf) {
-    note(&file, &format!("{} {}", std::process::id(), now_us()));
-    loop {
-        std::thread::park();
-    }
+fn notes_and_dies(file: PathBuf) {
+    note(&file, "began");
+    dies_here();
 }
 
-fn now_us() -> i64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
+#[wingbeat::remote]
+fn notes_and_panics(file: PathBuf) {
+    note(&file, "began");
+    panic!("once");
 }
 
-fn told(file: &Path, attempt: usize) -> (i32, i64) {
-    let told = || {
-        let lines = lines(file);
-        let (pid, began) = lines.get(attempt)?.split_once(' ')?;
-        Some((pid.parse().ok()?, began.parse().ok()?))
-    };
-    poll(LIMIT, told).unwrap_or_else(|| panic!("attempt {attempt} has not begun"))
-}
-
-/// Kills 50 worker processes each, and prints how long it takes until the retry begins, and until the caller has the error.
 #[test]
-#[ignore = "measures, and asserts nothing: cargo test --release -p wingbeat-tests --test retries -- --ignored --nocapture"]
-fn how_long_the_end_of_a_process_takes_to_be_acted_upon() {
+fn a_task_has_three_retries_unless_told_otherwise_and_a_panic_uses_none() {
     let dir = tempfile::tempdir().unwrap();
-    let _local = Local::start(2);
-    let mut took: [Vec<i64>; 2] = Default::default();
-    for round in 0..100 {
-        let (file, is_retried) = (dir.path().join(round.to_string()), round % 2 == 0);
-        let task = tells_and_stays::options().max_retries(u32::from(is_retried)).remote(file.clone());
-        let pid = rustix::process::Pid::from_raw(told(&file, 0).0).unwrap();
-        let killed = now_us();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        if is_retried {
-            took[0].push(told(&file, 1).1 - killed);
-            task.cancel_force();
-        }
-        assert!(task.get_blocking().is_err());
-        if !is_retried {
-            took[1].push(now_us() - killed);
-        }
-    }
-    for (what, mut took) in ["retry", "error"].into_iter().zip(took) {
-        took.sort_unstable();
-        let at = |part: usize| took[(took.len() - 1) * part / 100] as f64 / 1_000.0;
-        println!("{what}: {} kills, median {} ms, 90 % {} ms, worst {} ms", took.len(), at(50), at(90), at(100));
-    }
+    let _local = Local::start(1);
+    let file = |name: &str| dir.path().join(name);
+    let error = notes_and_dies::remote(file("default")).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::WorkerCrashed { .. }), "{error}");
+    assert_eq!(lines(&file("default")).len(), 4);
+    let error = notes_and_dies::options().max_retries(0).remote(file("once")).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::WorkerCrashed { .. }), "{error}");
+    assert_eq!(lines(&file("once")).len(), 1);
+    let error = notes_and_panics::remote(file("panic")).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::Panicked { .. }), "{error}");
+    assert_eq!(lines(&file("panic")).len(), 1);
 }

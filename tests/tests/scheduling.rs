@@ -4,6 +4,7 @@
 mod common;
 
 use std::future::IntoFuture;
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -49,6 +50,13 @@ fn stay_once(started: PathBuf) -> String {
         }
     }
     node()
+}
+
+/// Adds its line to a file.
+#[wingbeat::remote]
+fn notes(file: PathBuf, line: String) {
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
 #[wingbeat::remote]
@@ -242,26 +250,33 @@ fn the_more_important_job_goes_first() {
         let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).priority(priority);
         wingbeat::block_on(init.global(false).log_to_driver(false).into_future()).unwrap()
     };
-    let (low, high) = (init(-1), init(1));
+    let (holds, low, high) = (init(1), init(-1), init(1));
     let started = Started::new();
-    let (held, later) = {
-        let _entered = low.enter();
+    let dir = tempfile::tempdir().unwrap();
+    let order = dir.path().join("order");
+    let held = {
+        let _entered = holds.enter();
         let held = stay::remote(started.path());
         started.wait();
-        (held, (0..5).map(square::remote).collect::<Vec<_>>())
+        held
     };
-    let first = {
-        let _entered = high.enter();
-        square::remote(7)
+    // The less important job asks first. Both wait for the one CPU, which the head knows before it is free.
+    let asks = |session: &wingbeat::Session, what: &str, count: usize| {
+        let _entered = session.enter();
+        let tasks: Vec<_> = (0..count).map(|_| notes::remote(order.clone(), what.to_owned())).collect();
+        let why = || wingbeat::block_on(session.why(tasks[0].id())).unwrap();
+        let waits = || why().reasons.iter().any(|reason| reason.contains("has 0 CPU free of 1")).then_some(());
+        assert!(wingbeat_tests::poll(LIMIT, waits).is_some(), "{:?}", why());
+        tasks
     };
-    // Both wait for the one CPU; when it is free, the more important is served.
-    let why = wingbeat::block_on(low.why(later[0].id())).unwrap();
-    assert!(!why.reasons.is_empty(), "{why:?}");
+    let (later, first) = (asks(&low, "low", 5), asks(&high, "high", 1));
     std::fs::remove_file(started.path()).unwrap();
-    assert_eq!(first.get_timeout_blocking(LIMIT).unwrap(), 49);
     held.get_timeout_blocking(LIMIT).unwrap();
+    get_all_blocking(&first).unwrap();
     get_all_blocking(&later).unwrap();
-    for session in [low, high] {
+    let order = std::fs::read_to_string(&order).unwrap();
+    assert_eq!(order.lines().collect::<Vec<_>>(), ["high", "low", "low", "low", "low", "low"]);
+    for session in [holds, low, high] {
         wingbeat::block_on(session.shutdown());
     }
 }

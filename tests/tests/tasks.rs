@@ -186,6 +186,11 @@ fn never_looks() -> u64 {
 }
 
 #[wingbeat::remote]
+fn marks(mark: std::path::PathBuf) {
+    std::fs::write(mark, "").unwrap();
+}
+
+#[wingbeat::remote]
 async fn pending_for_ever() -> u64 {
     std::future::pending().await
 }
@@ -452,13 +457,18 @@ fn a_task_with_a_limit_is_cancelled_when_it_is_over() {
 fn a_cancelled_pending_task_never_runs() {
     let _local = Local::start(1);
     let started = Started::new();
+    let mark = Started::new();
     let running = spins_until_cancelled::remote(started.path());
     started.wait();
-    let pending = square::remote(3);
+    let pending = marks::remote(mark.path());
+    // With one CPU it runs after what was submitted before.
+    let after = square::remote(3);
     pending.cancel();
     assert!(matches!(pending.get_blocking(), Err(Error::Cancelled { .. })));
     running.cancel();
     assert_eq!(running.get_blocking().unwrap(), 7);
+    assert_eq!(after.get_blocking().unwrap(), 9);
+    assert!(!mark.path().exists(), "it ran");
     // A finished task is left alone.
     running.cancel();
     assert_eq!(running.get_blocking().unwrap(), 7);

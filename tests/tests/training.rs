@@ -15,11 +15,21 @@ struct Run {
 
 impl Run {
     fn start(cluster: &TestCluster, options: &[&str], script: &str) -> Run {
+        Run::start_with(cluster, options, script, &[])
+    }
+
+    /// And with these arguments of the script.
+    fn start_with(cluster: &TestCluster, options: &[&str], script: &str, args: &[&str]) -> Run {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("script.py");
         std::fs::write(&file, script).unwrap();
         let mut command: Command = cluster.command().unwrap();
-        command.args(["train", "--address", cluster.address(), "--unprefixed", "--cold"]).args(options).arg(file);
+        command
+            .args(["train", "--address", cluster.address(), "--unprefixed", "--cold"])
+            .args(options)
+            .arg(file)
+            .arg("--")
+            .args(args);
         command.env("WINGBEAT_PYTHON", std::env::var("WINGBEAT_PYTHON").unwrap_or_else(|_| "python3".into()));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -27,7 +37,12 @@ impl Run {
     }
 
     fn line(&mut self) -> String {
-        self.lines.next().unwrap().unwrap()
+        if let Some(line) = self.lines.next() {
+            return line.unwrap();
+        }
+        let mut told = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        panic!("it has ended: {told}");
     }
 
     /// What is left of its output, once it has succeeded.
@@ -91,4 +106,57 @@ fn a_lost_rank_s_group_starts_again_elsewhere() {
     cluster.add_node(&["--num-cpus", "1"]).unwrap();
     cluster.kill_node(0).unwrap();
     assert_eq!(run.end(), ["attempt 1", "attempt 1"]);
+}
+
+/// Takes steps until there is a file, and reports each. Rank 0 says before it reports that a step is the last: the others know when they
+/// have reported it.
+const STEPS: &str = "
+import os, sys, time
+from wingbeat import train
+rank, attempt, step = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT'], 0
+end, last = sys.argv[1], sys.argv[1] + '.last'
+while not os.path.exists(last) or step != int(open(last).read()):
+    step += 1
+    if rank == '0' and os.path.exists(end):
+        open(last + '.part', 'w').write(str(step))
+        os.rename(last + '.part', last)
+    train.report({'step': step})
+    print('attempt', attempt, 'rank', rank, 'pid', os.getpid(), 'step', step, flush=True)
+    time.sleep(0.01)
+";
+
+#[test]
+fn a_run_takes_its_steps_while_the_head_is_killed_and_started_again() {
+    let mut cluster = TestCluster::with_journal(2, 1).unwrap();
+    let end = cluster.folder().join("end");
+    let mut run = Run::start_with(&cluster, &["--workers", "2"], STEPS, &[end.to_str().unwrap()]);
+    let mut lines = Vec::new();
+    // So many steps of each rank, from here.
+    let mut steps = |run: &mut Run, count: usize| {
+        let mut taken = [0; 2];
+        while taken.iter().any(|taken| *taken < count) {
+            let line = run.line();
+            taken[usize::from(line.contains("rank 1"))] += 1;
+            lines.push(line);
+        }
+    };
+    steps(&mut run, 5);
+    for _ in 0..2 {
+        cluster.kill_head().unwrap();
+        // More than what was on its way when the head was killed.
+        steps(&mut run, 100);
+        cluster.start_head().unwrap();
+        steps(&mut run, 100);
+    }
+    std::fs::write(&end, "").unwrap();
+    let (left, told) = run.end_with_notices();
+    lines.extend(left);
+    for rank in ["rank 0", "rank 1"] {
+        let of_rank: Vec<&str> = lines.iter().map(String::as_str).filter(|line| line.contains(rank)).collect();
+        let (before, _) = of_rank[0].split_once("step").unwrap();
+        assert!(before.starts_with("attempt 0 "), "{before}");
+        for (step, line) in (1..).zip(&of_rank) {
+            assert_eq!(*line, format!("{before}step {step}"), "the same process takes all steps: {told}");
+        }
+    }
 }

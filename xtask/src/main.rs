@@ -55,7 +55,7 @@ enum Command {
     Package(package::Package),
     /// The decoders of outside bytes and the handshake, with libFuzzer. Needs a C++ compiler.
     Fuzz(fuzz::Fuzz),
-    /// Formatting, lints, unit and doc tests, clusters of real processes, a minute of the soak, half a minute of chaos, Python.
+    /// Formatting, lints, unit and doc tests, clusters of real processes, a minute of the soak, a minute of chaos, Python.
     Test {
         /// The clusters of real processes alone, of the release build.
         #[arg(long)]

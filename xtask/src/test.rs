@@ -50,7 +50,7 @@ pub(crate) fn run(release: bool) -> Result<()> {
     step("soak of a minute", soak.args(["--minutes", "1"]).env("WINGBEAT_BIN", &binary))?;
     if is_root {
         let mut chaos = Command::new(root()?.join("target/debug/chaos"));
-        step("chaos of half a minute", chaos.args(["--minutes", "0.5", "--seed", "1"]).env("WINGBEAT_BIN", &binary))?;
+        step("chaos of a minute", chaos.args(["--minutes", "1", "--seed", "1"]).env("WINGBEAT_BIN", &binary))?;
     }
     for (what, arguments) in
         [("python lints", &["ruff", "check", "--quiet", "--no-cache"][..]), ("python types", &["mypy"])]

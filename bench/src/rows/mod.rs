@@ -6,6 +6,7 @@ mod cluster;
 mod collective;
 mod computing;
 mod contention;
+mod deaths;
 mod estimators;
 mod exchange;
 mod hosts;
@@ -117,6 +118,9 @@ rows! {
     alone decisions_100_nodes = scheduler::decisions_100_nodes;
     alone decisions_10000_nodes = scheduler::decisions_10000_nodes;
     alone head_restart_under_load = restart::head_restart_under_load;
+    alone worker_death = deaths::worker_death;
+    alone node_death = deaths::node_death;
+    alone takeover = deaths::takeover;
     alone head_restart_100k_actors = restart::head_restart_100k_actors;
     alone status_10000 = scale::status_10000;
     alone nodes_300 = scale::nodes_300;

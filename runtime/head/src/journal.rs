@@ -80,6 +80,9 @@ fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::Failed { what: format!("the head's journal {}", path.display()), why: why.to_string() }
 }
 
+/// What to do about a file that cannot be used.
+const NEEDED: &str = "the head must be able to write this file and to make others beside it. Allow it that, or name another with --journal";
+
 /// What SQLite says, and what to do about it.
 fn explained(why: &rusqlite::Error) -> String {
     match why.sqlite_error_code() {
@@ -89,6 +92,7 @@ fn explained(why: &rusqlite::Error) -> String {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
             format!("{why}: it is no journal, or damaged. Name another file, or a copy of it")
         }
+        Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => format!("{why}: {NEEDED}"),
         _ => why.to_string(),
     }
 }
@@ -233,7 +237,7 @@ fn make_private(path: &Path) -> Result<(), Error> {
     let failed = |why: String| failed(path, why);
     let mut options = std::fs::OpenOptions::new();
     let open = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = open.open(path).map_err(|error| failed(error.to_string()))?;
+    let file = open.open(path).map_err(|error| failed(format!("{error}: {NEEDED}")))?;
     let meta = file.metadata().map_err(|error| failed(error.to_string()))?;
     if !meta.is_file() {
         return Err(failed("it is no file".into()));
@@ -561,7 +565,8 @@ impl Writer {
                     self.failing.send_replace(Some(error.clone()));
                     tracing::error!(
                         %error,
-                        "cannot write the head's journal; changes are refused and nothing new is granted until there is room"
+                        file = self.file.path(),
+                        "cannot write the head's journal; changes are refused and nothing new is granted until it can be written"
                     );
                 }
                 Err(_) => {}

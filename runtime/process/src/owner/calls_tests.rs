@@ -482,6 +482,24 @@ fn calls_in_flight_are_bounded_by_bytes_and_each_is_sent_in_the_end() {
 }
 
 #[test]
+fn calls_in_flight_are_bounded_by_their_number_and_each_is_sent_in_the_end() {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    let all = IN_FLIGHT as u64 + 10;
+    for seq in 1..=all {
+        bench.with(|calls, out| calls.submit(ACTOR, &class, call(seq, true, 0), out));
+    }
+    bench.alive();
+    assert_eq!((IN_FLIGHT, bench.running.len()), (8_192, 8_192), "guarantees.md says so");
+    let worker = address(0).process;
+    for seq in 1..=10 {
+        assert!(bench.calls.finished(worker, task(seq), 0).is_some());
+    }
+    bench.with(|_, _| {});
+    assert_eq!(bench.running.last(), Some(&all));
+}
+
+#[test]
 fn a_call_that_no_message_can_hold_fails_alone() {
     let mut huge = call(2, true, 0);
     let value = wingbeat_core::value::Packed::plain(vec![0; wingbeat_net::messages::MESSAGE_LIMIT].into());

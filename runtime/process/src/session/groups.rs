@@ -113,7 +113,9 @@ impl Session {
     pub fn give_up_placement_group(&self, id: PlacementGroupId) {
         let session = self.clone();
         // It fails only when the head is gone, and then nothing is reserved any more.
-        self.process().io().spawn(async move { session.remove_placement_group(id).await });
+        self.process().vital("giving up a placement group", async move {
+            let _ = session.remove_placement_group(id).await;
+        });
     }
 
     /// Removes a placement group: what runs in it is ended, and what it reserved is free again. No error if it is gone

@@ -69,7 +69,7 @@ pub fn application_error<E: Serialize + std::fmt::Display + 'static>(function: &
     }
 }
 
-/// Options of a task that the attribute gives; the call may override them.
+/// Options of a task that the attribute gives; the call may override them. A field for each word that the attribute knows: macros fill them by name.
 #[derive(Clone, Debug, Default)]
 pub struct Defaults {
     /// CPUs.

@@ -22,7 +22,8 @@ const TOLD_AFTER: Duration = Duration::from_millis(100);
 const TOLD_AT_LEAST: Duration = Duration::from_secs(10);
 
 fn tell_later(execution: &Arc<Execution>) {
-    drop(execution.session.process().io().spawn(telling(Arc::downgrade(execution))));
+    // A deadlock that the head is not told of would last for ever.
+    execution.session.process().vital("telling what waits", telling(Arc::downgrade(execution)));
 }
 
 async fn telling(execution: Weak<Execution>) {

@@ -38,7 +38,8 @@ pub(super) type Ended = (Outcome, Vec<Handle>);
 /// A program; that of a driver ends with nothing.
 pub(super) type Program = Pin<Box<dyn Future<Output = Ended>>>;
 
-/// An attempt at a task or call.
+/// An attempt at a task or call. A field for each thing that a real worker process knows of an execution, and it is one: what belongs to its program alone is
+/// in [`Running`].
 pub(super) struct Execution {
     pub number: Number,
     pub spec: Arc<TaskSpec>,

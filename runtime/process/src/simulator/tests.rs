@@ -100,9 +100,17 @@ fn many_seeds_with_a_head_that_is_started_again() {
 
 #[test]
 fn many_seeds_with_faults() {
+    let (mut cuts, mut deaths, mut restarts) = (0, 0, 0);
     for seed in seeds() {
-        run(Config::small(seed, true));
+        let report = run(Config::small(seed, true));
+        cuts += report.cuts;
+        deaths += report.deaths;
+        restarts += report.restarts;
     }
+    assert!(
+        cuts > 0 && deaths > 0 && restarts > 0 || seeds().count() < 10,
+        "{cuts} cuts, {deaths} deaths, {restarts} restarts"
+    );
 }
 
 #[test]

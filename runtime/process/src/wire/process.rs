@@ -415,7 +415,7 @@ impl Process {
     /// After many objects were freed, and a moment in which the rest of them are: without this, the table and the
     /// allocator would keep their memory for good.
     pub(super) fn give_memory_back(self) {
-        self.io().clone().spawn(async move {
+        self.clone().vital("giving memory back", async move {
             tokio::time::sleep(memory::KEEP).await;
             self.owner.objects.shrink();
             memory::trim_soon();

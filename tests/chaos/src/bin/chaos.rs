@@ -17,8 +17,8 @@ const AFTER: Duration = Duration::from_secs(900);
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Which faults and which programs: the same seed chooses the same. Every fourth runs with the usual limits, and the others
-    /// with shorter ones, so that what takes long happens more often.
+    /// Which faults and which programs: the same seed chooses the same. Silence makes suspect after 2 s (usually 5 s), so that what takes long
+    /// happens more often; in every fourth seed after 10 s.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How long faults happen.
