@@ -314,7 +314,7 @@ impl Program for Running {
         let go_on = || {
             // The process alone: what it has started may be stopped on purpose.
             if let (State::Runs { .. }, Some(pid)) = (&*self.state(), Pid::from_raw(pid)) {
-                drop(rustix::process::kill_process(pid, Signal::CONT));
+                let _ = rustix::process::kill_process(pid, Signal::CONT);
             }
         };
         let before = match stacks.seen(pid, go_on) {
