@@ -1,17 +1,21 @@
 //! The thin shell around [`State`]: connections in, orders out.
 //!
 //! The state sits behind one lock. Whoever holds it also queues the actions that a step gave, so that orders
-//! leave in the order of the decisions; queueing never waits. What processes and nodes may ask for is in `calls`.
+//! leave in the order of the decisions; queueing never waits. What processes and nodes may ask for is in `calls`, who connects in
+//! `connections`, and how all ends in `ending`.
 
 mod absent;
 mod calls;
+mod connections;
 mod copies;
+mod ending;
 mod peers;
 pub(crate) mod promise;
+mod questions;
 #[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "only a head with a journal has a standby"))]
 pub(crate) mod standby;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
@@ -21,22 +25,13 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 use wingbeat_core::error::Error;
-use wingbeat_core::{JobId, NodeId, ProcessId, TaskId};
-use wingbeat_net::address::Stream;
-use wingbeat_net::handshake::{Epoch, Hello, Resumes, Role};
-use wingbeat_net::link::Link;
-use wingbeat_net::messages::{Explanation, HeadEvent, NodeMessage, ProcessStacks, Subject, TaskStanding};
-use wingbeat_net::mux::{self, Connection, Waiting};
-use wingbeat_net::panics;
-use wingbeat_net::services::{
-    Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
-    ProcessResponse,
-};
-use wingbeat_net::silence::Probing;
+use wingbeat_core::{JobId, NodeId, ProcessId};
+use wingbeat_net::handshake::Epoch;
+use wingbeat_net::messages::{HeadEvent, NodeMessage};
+use wingbeat_net::services::{NodeClient, ProcessClient};
 
-use calls::Service;
 use copies::{Copies, Returns};
-use peers::{Absence, Before, Entered, Peer, Return};
+use peers::Peer;
 use promise::Promise;
 use standby::Follower;
 
@@ -45,19 +40,9 @@ use crate::state::{Action, Event, Fact, Millis, State};
 
 /// The next tick is awaited without looking for what may make it come sooner: nothing comes that much sooner.
 const SHORT: Duration = Duration::from_millis(25);
-/// How long nodes may take to hear that they are to stop.
-const STOP_LIMIT: Duration = Duration::from_secs(3);
-
-/// How often it is looked meanwhile whether everybody is back.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
 /// How long the last facts may take to be written when the head ends.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
-/// A node says within this time what the threads of a process do, or why it cannot.
-const STACKS_LIMIT: Duration = Duration::from_secs(25);
-/// How long a process may take to say what one of its tasks waits for.
-const EXPLAIN_LIMIT: Duration = Duration::from_secs(2);
 /// How long the last output of a job may take to be shown.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 
@@ -244,29 +229,6 @@ impl Shell {
     /// Which head of its cluster it is, if the next one goes on with it.
     pub(crate) fn epoch(&self) -> Option<Epoch> {
         self.epoch
-    }
-
-    /// How whoever connects was connected before.
-    fn before(&self, hello: &Hello, state: &State) -> Before {
-        let process = hello.address.process;
-        let is_awaited = match hello.role {
-            Role::Worker => state.may_come_back(process),
-            Role::Driver(job) => state.is_recovering() && state.may_come_back(process) && !state.has_ended_before(job),
-            _ => state.is_recovering(),
-        };
-        let is_lost = match hello.role {
-            Role::Driver(_) => state.is_over(process) || state.has_seen_the_end_of(process),
-            Role::Node(node) => state.will_not_come_back(node),
-            _ => false,
-        };
-        match hello.resumes {
-            Resumes::Nothing => Before::Never,
-            Resumes::Joining | Resumes::Joined if hello.epoch == self.epoch => Before::WithThis,
-            // It may have nothing that this head could know of, and so be awaited by nobody.
-            Resumes::Joining if !is_lost => Before::WithEarlier,
-            Resumes::Joined if is_awaited && !is_lost => Before::WithEarlier,
-            Resumes::Joining | Resumes::Joined => Before::TooLongAgo,
-        }
     }
 
     fn now(&self) -> Millis {
@@ -460,402 +422,6 @@ impl Shell {
             }
         };
         self.until_stopped(ticking).await;
-    }
-
-    /// How far a task's owner knows what it waits for, or where it is.
-    async fn standing(&self, task: TaskId) -> Result<TaskStanding, Error> {
-        let client = self.inside.lock().processes.get(&task.owner).map(|peer| peer.client.clone());
-        let client = client.ok_or_else(|| unknown(&format!("the owner of {task}, {},", task.owner)))?;
-        mux::answered(client.explain_task(mux::within(EXPLAIN_LIMIT), task).await, "the task's owner")
-    }
-
-    /// What the threads of the process of a task, a call or an actor do: its node asks it.
-    async fn stacks(&self, subject: Subject) -> Result<ProcessStacks, Error> {
-        let in_none = |what: String| Error::InvalidArgument { what: format!("{what}: it runs in no process now") };
-        let found = match subject {
-            Subject::Task(task) => match self.standing(task).await? {
-                TaskStanding::OnLease(so_far, lease) => {
-                    let process = self.inside.lock().state.process_of_lease(lease);
-                    process.ok_or_else(|| format!("{} {}", so_far.subject, so_far.state))
-                }
-                TaskStanding::WaitsForActor(so_far, actor) => {
-                    let process = self.inside.lock().state.process_of_actor(actor);
-                    process.ok_or_else(|| format!("{} {}", so_far.subject, so_far.state))
-                }
-                TaskStanding::InProcess(so_far, process) => {
-                    let node = self.inside.lock().state.node_of_process(process);
-                    node.map(|node| (process, node)).ok_or_else(|| format!("{} {}", so_far.subject, so_far.state))
-                }
-                TaskStanding::Known(so_far) | TaskStanding::WaitsForLease(so_far, _) => {
-                    Err(format!("{} {}", so_far.subject, so_far.state))
-                }
-            },
-            Subject::Actor(actor) => {
-                let mut inside = self.inside.lock();
-                let now = self.now();
-                match inside.state.process_of_actor(actor) {
-                    Some(process) => Ok(process),
-                    None => {
-                        let explained =
-                            inside.state.explain(now, subject).ok_or_else(|| unknown(&subject.to_string()))?;
-                        Err(format!("{} {}", explained.subject, explained.state))
-                    }
-                }
-            }
-            Subject::Process(process) => {
-                let node = self.inside.lock().state.node_of_process(process);
-                node.map(|node| (process, node)).ok_or_else(|| format!("{process} runs no task or actor here"))
-            }
-            Subject::Pid(pid, node) => Ok(self.process_of_pid(pid, node).await?),
-            Subject::Node(_) | Subject::PlacementGroup(_) => {
-                let what = format!("{subject} has no threads; name a task, an object, an actor, or a process");
-                return Err(Error::InvalidArgument { what });
-            }
-        };
-        let (process, node) = found.map_err(in_none)?;
-        let client = self.inside.lock().nodes.get(&node).map(|peer| peer.client.clone());
-        let client = client.ok_or_else(|| unknown(&format!("{node}, which is lost or cut off,")))?;
-        mux::answered(client.stacks(mux::within(STACKS_LIMIT), process).await, "the node of the process")?
-    }
-
-    /// The worker process with this process id, or the one that has started the process with it, or sees it through, as its node
-    /// knows.
-    async fn process_of_pid(&self, pid: u32, on: Option<NodeId>) -> Result<(ProcessId, NodeId), Error> {
-        let invalid = |what: String| Error::InvalidArgument { what };
-        let (mut found, nodes) = {
-            let inside = self.inside.lock();
-            let found = inside.state.processes_with_pid(pid, on);
-            let has_it: BTreeSet<NodeId> = found.values().copied().collect();
-            let asked =
-                inside.nodes.iter().filter(|(node, _)| on.is_none_or(|on| on == **node) && !has_it.contains(node));
-            let nodes: Vec<_> = asked.map(|(node, peer)| (*node, peer.client.clone())).collect();
-            (found, nodes)
-        };
-        let answers = nodes
-            .into_iter()
-            .map(|(node, client)| async move { (node, client.process_above(mux::within(EXPLAIN_LIMIT), pid).await) });
-        let mut silent = Vec::new();
-        for (node, answer) in futures::future::join_all(answers).await {
-            match answer {
-                Ok(process) => found.extend(process.map(|process| (process, node))),
-                // It may be there; one that is elsewhere is shown all the same.
-                Err(_) => silent.push(node.to_string()),
-            }
-        }
-        if let Some(found) = crate::state::the_one_with_pid(pid, &found).map_err(invalid)? {
-            return Ok(found);
-        }
-        let mut what =
-            format!("no worker process has the process id {pid}, and none has started the process that has it");
-        if !silent.is_empty() {
-            let which = silent.join(", ");
-            what = format!("{what}, as far as is known: {which} did not answer within {} s", EXPLAIN_LIMIT.as_secs());
-        }
-        Err(invalid(what))
-    }
-
-    /// Why something waits. A task's owner says how far it knows; the scheduler goes on from there.
-    async fn explain(&self, subject: Subject) -> Result<Explanation, Error> {
-        let Subject::Task(task) = subject else {
-            let explained = self.inside.lock().state.explain(self.now(), subject);
-            return explained.ok_or_else(|| unknown(&subject.to_string()));
-        };
-        let standing = self.standing(task).await?;
-        let mut inside = self.inside.lock();
-        let (state, now) = (&mut inside.state, self.now());
-        Ok(match standing {
-            TaskStanding::Known(explanation) | TaskStanding::InProcess(explanation, _) => explanation,
-            TaskStanding::WaitsForLease(so_far, shape) => state.explain_demand(now, task.owner, &shape, so_far),
-            TaskStanding::OnLease(so_far, lease) => state.explain_lease(now, lease, so_far),
-            TaskStanding::WaitsForActor(mut so_far, actor) => {
-                if let Some(actor) = state.explain(now, Subject::Actor(actor)) {
-                    so_far.reasons.push(format!("{} {}", actor.subject, actor.state));
-                    so_far.reasons.extend(actor.reasons);
-                    so_far.holders = actor.holders;
-                    so_far.help.extend(actor.help);
-                }
-                so_far
-            }
-        })
-    }
-
-    pub(crate) async fn until_stopped(&self, work: impl Future<Output = ()>) {
-        let mut stopping = self.stopping.subscribe();
-        tokio::select! {
-            () = work => {}
-            _ = stopping.wait_for(|stage| *stage >= Stage::Stopped) => {}
-        }
-    }
-
-    pub(crate) async fn stopped(&self) -> Result<(), String> {
-        let mut stopping = self.stopping.subscribe();
-        let _ = stopping.wait_for(|stage| *stage >= Stage::Told).await;
-        self.broken.get().map_or(Ok(()), |why| Err(why.clone()))
-    }
-
-    /// Runs a part without which something here would never happen: if it panics, which was printed there, the head ends. What
-    /// it knows may be half changed by then.
-    pub(crate) fn vital(self: &Arc<Self>, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
-        let shell = self.clone();
-        tokio::spawn(async move {
-            if let Err(said) = panics::caught(running).await {
-                shell.is_defect(part, &said);
-            }
-        });
-    }
-
-    /// A part without which something here would never happen has panicked.
-    pub(crate) fn is_defect(&self, part: &'static str, said: &str) {
-        let _ = self.broken.set(panics::defect("the head", part, said));
-        self.stop();
-    }
-
-    pub(crate) fn stop(&self) {
-        self.advance(Stage::Stopped);
-    }
-
-    /// Ends this head alone: from now on, who is gone has not ended. What it knows is written.
-    pub(crate) async fn leave(&self) {
-        if self.standby_that_is_current().is_some() {
-            // As long as it is connected: it takes over with this.
-            self.settle_journal().await;
-        }
-        self.advance(Stage::Left);
-        if let Some(standby) = &self.standby {
-            standby.is_done_with();
-        }
-        self.settle_journal().await;
-    }
-
-    /// Whether the next head is to be told what this one hears.
-    pub(crate) fn has_left(&self) -> bool {
-        *self.stopping.borrow() == Stage::Left
-    }
-
-    /// Goes on to a later stage. Whether it was in an earlier one.
-    fn advance(&self, to: Stage) -> bool {
-        self.stopping.send_if_modified(|stage| {
-            let is_later = *stage < to;
-            if is_later {
-                *stage = to;
-            }
-            is_later
-        })
-    }
-
-    /// Ends the cluster, and waits until everybody was told. Once begun it goes to its end, also when whoever asked for it is gone.
-    pub(crate) async fn stop_nodes(self: &Arc<Self>) {
-        if self.advance(Stage::Stopping) {
-            let shell = self.clone();
-            self.vital("stopping the cluster", async move { shell.tell_of_the_stop().await });
-        }
-        let _ = self.stopping.subscribe().wait_for(|stage| *stage >= Stage::Told).await;
-    }
-
-    /// Tells everybody that the cluster ends. Those that may still come back since the head was started again have a moment.
-    async fn tell_of_the_stop(&self) {
-        let everybody = async {
-            self.until_learned(false).await;
-            while !self.inside.lock().state.absent().is_empty() {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        };
-        let _ = tokio::time::timeout(STOP_LIMIT, everybody).await;
-        let (nodes, processes): (Vec<Link<NodeMessage>>, Vec<Link<HeadEvent>>) = {
-            let inside = self.inside.lock();
-            (peers::links_of_present(&inside.nodes), peers::links_of_present(&inside.processes))
-        };
-        // Each hears it, also when another takes nothing in.
-        for link in &processes {
-            link.send(HeadEvent::Stops);
-        }
-        for link in &nodes {
-            link.send(NodeMessage::Stop("the cluster was stopped".into()));
-        }
-        let nodes = futures::future::join_all(nodes.iter().map(Link::flushed));
-        let processes = futures::future::join_all(processes.iter().map(Link::flushed));
-        let standby = self.tell_standby_of_the_stop();
-        let _ = tokio::time::timeout(STOP_LIMIT, futures::future::join3(nodes, processes, standby)).await;
-        self.is_ending();
-    }
-
-    /// Nodes that are lost from now on have ended with the cluster.
-    pub(crate) fn is_ending(&self) {
-        self.advance(Stage::Told);
-    }
-
-    pub(crate) async fn serve_connection(self: Arc<Self>, stream: Stream, hello: Hello) {
-        let process = hello.address.process;
-        self.note_return(&hello);
-        self.note_later_head(&hello);
-        match hello.role {
-            Role::Node(node) => self.serve_node(stream, node, hello).await,
-            Role::Driver(job) => self.serve_process(stream, hello, Some(job)).await,
-            Role::Worker => self.serve_process(stream, hello, None).await,
-            Role::Tool | Role::Head => {
-                let (connection, client, server) =
-                    mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
-                drop(client);
-                let service = Service { shell: self.clone(), process, role: hello.role, is_known: false, knew: None };
-                self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
-                if hello.role == Role::Head {
-                    self.standby_left(process);
-                }
-            }
-        }
-    }
-
-    async fn run(&self, connection: &Connection, serving: impl Future<Output = ()>, sending: impl Future<Output = ()>) {
-        self.until_stopped(async {
-            tokio::select! {
-                () = serving => {}
-                () = sending => {}
-                () = connection.closed() => {}
-            }
-        })
-        .await;
-        connection.close();
-    }
-
-    async fn serve_process(self: Arc<Self>, stream: Stream, hello: Hello, job: Option<JobId>) {
-        // A driver looks for the next head when this one stands still.
-        let probing = if job.is_some() && self.epoch.is_some() { Probing::Sends } else { Probing::default() };
-        let (connection, client, server) = mux::connect_probing::<
-            ProcessRequest,
-            ProcessResponse,
-            HeadRequest,
-            HeadResponse,
-        >(stream, Waiting::Asleep, probing);
-        let client = ProcessClient::new(mux::client_config(), client).spawn();
-        let process = hello.address.process;
-        let role = job.map_or(Role::Worker, Role::Driver);
-        let entered = {
-            let mut inside = self.inside.lock();
-            let before = self.before(&hello, &inside.state);
-            peers::enter(&mut inside.processes, process, client, &connection, before)
-        };
-        let mut service = Service { shell: self.clone(), process, role, is_known: true, knew: None };
-        let link = match entered {
-            Entered::New(link) => {
-                self.step(Event::ProcessConnected(process));
-                link
-            }
-            Entered::Back(link) => link,
-            Entered::Unknown => {
-                service.is_known = false;
-                return self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
-            }
-            Entered::Taken => {
-                tracing::warn!(%process, "refused a second connection of a process");
-                return connection.close();
-            }
-        };
-        if let Some(standby) = self.standby_address() {
-            link.send(HeadEvent::Standby(Some(standby)));
-        }
-        let request = |number, events| ProcessRequest::HeadEvents { number, events };
-        let carrying = link.carry(&connection, request, events_of);
-        self.run(&connection, mux::serve(server, service.serve()), carrying).await;
-        let Some(absence) = peers::leave(&mut self.inside.lock().processes, &process, &connection) else { return };
-        if self.returns(&absence, &hello).await == Return::Back {
-            return;
-        }
-        let Some(lost) = peers::lose(&mut self.inside.lock().processes, &process, &absence) else { return };
-        lost.link.broke();
-        self.step(Event::ProcessLost(process, job));
-    }
-
-    async fn serve_node(self: Arc<Self>, stream: Stream, node: NodeId, hello: Hello) {
-        let (connection, client, server) = mux::connect_probing::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(
-            stream,
-            Waiting::Asleep,
-            Probing::Both,
-        );
-        let client = NodeClient::new(mux::client_config(), client).spawn();
-        let (process, role) = (hello.address.process, Role::Node(node));
-        let knew = hello.epoch.filter(|epoch| hello.resumes != Resumes::Nothing && Some(*epoch) != self.epoch);
-        let mut service = Service { shell: self.clone(), process, role, is_known: true, knew };
-        let entered = {
-            let mut inside = self.inside.lock();
-            let before = self.before(&hello, &inside.state);
-            let entered = peers::enter(&mut inside.nodes, node, client, &connection, before);
-            if let Entered::Back(_) = entered {
-                self.change_in(&mut inside, |state, now| ((), state.step(now, Event::NodeBack(node))));
-            }
-            entered
-        };
-        let link = match entered {
-            Entered::New(link) => link,
-            Entered::Back(link) => {
-                tracing::info!("{node} is back");
-                self.note_time();
-                link
-            }
-            Entered::Unknown => {
-                service.is_known = false;
-                return self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
-            }
-            Entered::Taken => {
-                tracing::warn!(%node, "refused a second connection of a node");
-                return connection.close();
-            }
-        };
-        let request = |number, messages| NodeRequest::Orders { number, messages };
-        let carrying = link.carry(&connection, request, orders_of);
-        self.run(&connection, mux::serve(server, service.serve()), carrying).await;
-        let absence = {
-            let mut inside = self.inside.lock();
-            let Some(absence) = peers::leave(&mut inside.nodes, &node, &connection) else { return };
-            self.change_in(&mut inside, |state, now| ((), state.step(now, Event::NodeAway(node))));
-            absence
-        };
-        if !absence.is_leaving() && *self.stopping.borrow() == Stage::Running {
-            tracing::info!("{node} is suspect: its connection has ended; it may come back");
-        }
-        let why = match self.returns(&absence, &hello).await {
-            Return::Back => return,
-            Return::Ended => "its connection to the head ended".to_owned(),
-            Return::TooLate => {
-                self.until_nobody_else_leads().await;
-                format!("the head heard nothing from it for {} s", self.lost_after().as_secs_f64())
-            }
-        };
-        let Some(lost) = peers::lose(&mut self.inside.lock().nodes, &node, &absence) else { return };
-        lost.link.broke();
-        if *self.stopping.borrow() == Stage::Running && self.inside.lock().state.offers_work(node) {
-            tracing::warn!("{node} is lost: {why}");
-        }
-        self.step(Event::NodeLost(node, why));
-        self.inside.lock().choose_keepers();
-    }
-
-    /// Waits until a peer that is away is back, or lost. A head that ends waits for nobody.
-    async fn returns(&self, absence: &Absence, hello: &Hello) -> Return {
-        let mut stopping = self.stopping.subscribe();
-        let may_hide = match hello.role {
-            Role::Driver(_) => true,
-            // A driver's own node, for its objects alone.
-            Role::Node(node) => !self.inside.lock().state.offers_work(node),
-            _ => false,
-        };
-        tokio::select! {
-            ended = absence.ends(&hello.address, may_hide, || self.lost_after()) => ended,
-            _ = stopping.wait_for(|stage| *stage >= Stage::Stopped) => Return::Ended,
-        }
-    }
-}
-
-fn events_of(request: ProcessRequest) -> Vec<HeadEvent> {
-    match request {
-        ProcessRequest::HeadEvents { events, .. } => events,
-        _ => Vec::new(),
-    }
-}
-
-fn orders_of(request: NodeRequest) -> Vec<NodeMessage> {
-    match request {
-        NodeRequest::Orders { messages, .. } => messages,
-        _ => Vec::new(),
     }
 }
 

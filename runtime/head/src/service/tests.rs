@@ -6,8 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Semaphore;
 use wingbeat_core::spec::{Address, BundleSpec, Executable, JobSpec, MachineId, PlacementGroupSpec, PlacementStrategy};
 use wingbeat_core::{Amount, ClusterId, PlacementGroupId, ResourceSet};
+use wingbeat_net::handshake::{Hello, Resumes, Role};
 use wingbeat_net::messages::{Follow, HeadMessage, NodeInfo, Running};
+use wingbeat_net::services::Head as _;
 
+use super::calls::Service;
+use super::peers::Before;
 use super::*;
 
 const DRIVER: ProcessId = ProcessId(1);
