@@ -24,6 +24,7 @@ mod kept;
 mod launch;
 mod loans;
 mod memory;
+mod objects;
 mod output;
 mod owners;
 mod pool;

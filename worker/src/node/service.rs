@@ -20,7 +20,7 @@ use wingbeat_net::silence::Probing;
 use wingbeat_node::Event;
 use wingbeat_store::Extent;
 
-use super::transfer::{Destination, Present};
+use super::objects::{Destination, Present};
 use super::{Daemon, is_from_head};
 
 /// A worker process looks at its threads, and names what it finds, within this time: it may get little CPU.
