@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use comfy_table::{Table, presets};
 use wingbeat_train::{Diagnosis, default_python, doctor};
@@ -31,6 +31,9 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode> {
     let diagnosis = doctor(&args.python.unwrap_or_else(default_python)).await;
     session.shutdown().await;
     let diagnosis = diagnosis?;
+    if diagnosis.nodes.is_empty() {
+        bail!("the cluster has no node that could be looked at; `wingbeat status` shows which there are");
+    }
     say!("{}", table(&diagnosis));
     for finding in &diagnosis.findings {
         say!("{}: {}", if finding.is_fatal { "error" } else { "warning" }, finding.text);

@@ -76,6 +76,12 @@ pub(crate) struct QuotaArgs {
 }
 
 pub(crate) async fn why(args: WhyArgs) -> Result<()> {
+    if args.id.starts_with("job-") {
+        bail!(
+            "a job is not explained: `wingbeat status` shows what of it waits, and `wingbeat stack {}` what it does",
+            args.id
+        );
+    }
     named::check::<Subject>(&args.id)?;
     let head = connect(&args.at).await?;
     let subject: Subject = named::whole(&head, &args.id).await?.parse()?;
@@ -139,6 +145,9 @@ pub(crate) async fn quota(args: QuotaArgs) -> Result<()> {
         for (name, value) in &args.limits {
             if !limit.get(name).is_zero() {
                 bail!("{name} is given twice");
+            }
+            if let Some(usual) = wingbeat_core::resources::misnamed(name) {
+                bail!("a quota of {name} would limit nothing that is there: write {usual}");
             }
             limit.set(name, wingbeat_core::resources::quota_of(name, *value)?);
         }

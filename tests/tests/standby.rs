@@ -127,10 +127,12 @@ fn a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails() {
     assert_eq!(found.pid().get_blocking().unwrap(), pid);
     // The last head is refused with its journal, and says what to do.
     let port = first.0.rsplit(':').next().unwrap();
-    let mut again = cluster.command().unwrap();
-    let again = again.args(["head", "--port", port, "--journal"]).arg(&first.1).output().unwrap();
-    let said = String::from_utf8_lossy(&again.stderr).into_owned();
-    assert!(!again.status.success() && said.contains(&format!("--standby-of {}", cluster.address())), "{said}");
+    for certain in [None, Some("--without-standby")] {
+        let mut again = cluster.command().unwrap();
+        let again = again.args(["head", "--port", port, "--journal"]).arg(&first.1).args(certain).output().unwrap();
+        let said = String::from_utf8_lossy(&again.stderr).into_owned();
+        assert!(!again.status.success() && said.contains(&format!("--standby-of {}", cluster.address())), "{said}");
+    }
     load.goes_on(3);
     // It becomes the standby of the one that has taken over, and takes over in its turn.
     cluster.start_standby("journal").unwrap();

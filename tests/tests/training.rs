@@ -3,7 +3,9 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use wingbeat_tests::TestCluster;
 
 /// `wingbeat train` of a script, with its output.
@@ -20,16 +22,17 @@ impl Run {
 
     /// And with these arguments of the script.
     fn start_with(cluster: &TestCluster, options: &[&str], script: &str, args: &[&str]) -> Run {
+        let mut command: Command = cluster.command().unwrap();
+        command.args(["train", "--address", cluster.address(), "--unprefixed", "--cold"]).args(options);
+        Run::of(command, script, args)
+    }
+
+    /// Of a script, with these arguments.
+    fn of(mut command: Command, script: &str, args: &[&str]) -> Run {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("script.py");
         std::fs::write(&file, script).unwrap();
-        let mut command: Command = cluster.command().unwrap();
-        command
-            .args(["train", "--address", cluster.address(), "--unprefixed", "--cold"])
-            .args(options)
-            .arg(file)
-            .arg("--")
-            .args(args);
+        command.arg(file).arg("--").args(args);
         command.env("WINGBEAT_PYTHON", std::env::var("WINGBEAT_PYTHON").unwrap_or_else(|_| "python3".into()));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -159,4 +162,56 @@ fn a_run_takes_its_steps_while_the_head_is_killed_and_started_again() {
             assert_eq!(*line, format!("{before}step {step}"), "the same process takes all steps: {told}");
         }
     }
+}
+
+/// Reports until there is the file.
+const REPORTS: &str = "
+import os, sys
+from wingbeat import train
+step = 0
+while not os.path.exists(sys.argv[1]):
+    step += 1
+    train.report({'step': step})
+    print(f'process {os.getpid()} step {step}', flush=True)
+";
+
+/// A run without a cluster, whose command is stopped for longer than a head may be silent, as by Ctrl-Z, and goes on.
+fn stopped_and_gone_on_with(options: &[&str]) {
+    const SILENCE_MS: u64 = 1_000;
+    let dir = tempfile::tempdir().unwrap();
+    let end = dir.path().join("end");
+    let mut command = Command::new(wingbeat_tests::binary().unwrap());
+    command.args(["train", "--workers", "1", "--unprefixed"]).args(options);
+    for variable in ["WINGBEAT_SILENCE_MS", "WINGBEAT_DIAL_MS"] {
+        command.env(variable, SILENCE_MS.to_string());
+    }
+    command.env_remove("WINGBEAT_ADDRESS");
+    let mut run = Run::of(command, REPORTS, &[end.to_str().unwrap()]);
+    let mut lines: Vec<String> = (0..10).map(|_| run.line()).collect();
+    let pid = Pid::from_child(&run.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    // Everything that is given up after a while has been by then.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(8 * SILENCE_MS) {
+        std::thread::yield_now();
+    }
+    kill_process(pid, Signal::CONT).unwrap();
+    lines.extend((0..100).map(|_| run.line()));
+    std::fs::write(&end, "").unwrap();
+    let (left, told) = run.end_with_notices();
+    lines.extend(left);
+    let (before, _) = lines[0].split_once("step").unwrap();
+    for (step, line) in (1..).zip(&lines) {
+        assert_eq!(*line, format!("{before}step {step}"), "the same process goes on: {told}");
+    }
+}
+
+#[test]
+fn a_run_without_a_cluster_whose_command_was_stopped_goes_on() {
+    stopped_and_gone_on_with(&["--cold"]);
+}
+
+#[test]
+fn so_does_one_whose_rank_was_forked() {
+    stopped_and_gone_on_with(&[]);
 }

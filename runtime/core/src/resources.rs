@@ -98,6 +98,17 @@ impl Amount {
     }
 }
 
+/// How a resource is called that `name` may be meant for, in other letters or in the plural: what is asked for or limited by another name is
+/// another resource.
+#[must_use]
+pub fn misnamed(name: &str) -> Option<&'static str> {
+    let is = |usual: &&str| {
+        let singular = name.len() - usize::from(name.ends_with(['s', 'S']));
+        name != *usual && (name.eq_ignore_ascii_case(usual) || name[..singular].eq_ignore_ascii_case(usual))
+    };
+    [CPU, GPU, MEMORY].into_iter().find(|usual| is(usual))
+}
+
 /// How much of `name` a quota allows.
 ///
 /// # Errors
@@ -284,6 +295,12 @@ impl fmt::Debug for ResourceSet {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_resource_that_is_misnamed_is_known() {
+        assert_eq!(["cpu", "Cpus", "gpus", "MEMORY"].map(misnamed), [Some(CPU), Some(CPU), Some(GPU), Some(MEMORY)]);
+        assert_eq!(["CPU", "GPU", "memory", "TPU", "cpu2", "s", ""].map(misnamed), [None; 7]);
+    }
 
     #[test]
     fn a_quota_of_zero_is_refused_since_it_would_be_none() {

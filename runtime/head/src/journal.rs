@@ -144,7 +144,10 @@ impl Journal {
         let (failing, fails) = watch::channel(None);
         let feed = Arc::new(Feed::default());
         let (owed, fed) = (BTreeMap::new(), feed.clone());
-        let mut writer = Writer { file, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
+        let which = which(path).map_err(|error| self::failed(path, error))?;
+        let place = (path.to_owned(), which);
+        let mut writer =
+            Writer { file, place, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::Begins).map_err(failed)?;
         let written = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
@@ -505,9 +508,17 @@ enum Use {
     Ends,
 }
 
+/// Which file it is: its device and inode.
+fn which(path: &Path) -> std::io::Result<(u64, u64)> {
+    let meta = std::fs::metadata(path)?;
+    Ok((meta.dev(), meta.ino()))
+}
+
 /// The thread that writes.
 struct Writer {
     file: Connection,
+    /// Where the file is, and which it is (device and inode).
+    place: (PathBuf, (u64, u64)),
     /// See [`Count`].
     count: File,
     /// None before the first write and after one that failed.
@@ -553,7 +564,8 @@ impl Writer {
                     return self.close();
                 }
             }
-            let written = self.write(&intended, using).map_err(|error| error.to_string());
+            let written =
+                self.is_in_place().and_then(|()| self.write(&intended, using).map_err(|error| error.to_string()));
             match &written {
                 Ok(()) => {
                     if self.is_failing() {
@@ -588,6 +600,19 @@ impl Writer {
 
     fn is_failing(&self) -> bool {
         self.failing.borrow().is_some()
+    }
+
+    /// A file that was removed can be written as long as it is open, and nobody finds it afterwards.
+    fn is_in_place(&self) -> Result<(), String> {
+        let (path, opened) = &self.place;
+        match which(path) {
+            Ok(found) if found == *opened => Ok(()),
+            _ => Err(format!(
+                "{} was removed or replaced while the head ran, and a head that is started again would know nothing of what is \
+                 written now. Stop the cluster, or put the same file back",
+                path.display()
+            )),
+        }
     }
 
     /// Tells all who asked. On their runtime, which is woken once for that, and not once for each.

@@ -54,6 +54,24 @@ async fn a_file_that_is_no_journal_and_one_of_another_format_are_refused() {
 }
 
 #[tokio::test]
+async fn what_is_said_after_the_file_was_removed_is_refused_until_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, aside] = ["journal", "aside"].map(|name| dir.path().join(name));
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.intend(vec![quota("a", 1)]).await.unwrap();
+    std::fs::rename(&path, &aside).unwrap();
+    let refused = journal.intend(vec![quota("b", 1)]).await.unwrap_err().to_string();
+    assert!(refused.contains("was removed or replaced while the head ran"), "{refused}");
+    std::fs::copy(&aside, &path).unwrap();
+    assert!(journal.intend(vec![quota("b", 1)]).await.is_err(), "another file is none that the head writes");
+    std::fs::rename(&aside, &path).unwrap();
+    journal.intend(vec![quota("c", 1)]).await.unwrap();
+    drop(journal);
+    let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
+    assert_eq!(shown(&after.facts), shown(&[quota("a", 1), quota("c", 1)]));
+}
+
+#[tokio::test]
 async fn two_heads_do_not_share_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");

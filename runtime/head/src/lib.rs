@@ -66,7 +66,7 @@ pub struct HeadConfig {
 pub enum FormerStandby {
     /// It may have taken over: it is asked, or else nodes are.
     IsAsked,
-    /// It is certain that it has not, and will not.
+    /// It is certain that it has not, and will not: it leads only if neither that nor a node says otherwise now.
     IsGone,
 }
 
@@ -135,10 +135,11 @@ impl Head {
         }
         // A port that somebody else has is found before anybody gives up something for this head.
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
-        if standby == FormerStandby::IsAsked {
-            let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
-            let open = permission::open_among(&remembered.facts);
-            permission::Asker { token, cluster, epoch }.may_lead(&open).await?;
+        let asker = permission::Asker { token: &config.token, cluster: config.cluster, epoch: remembered.epoch };
+        let open = permission::open_among(&remembered.facts);
+        match standby {
+            FormerStandby::IsAsked => asker.may_lead(&open).await?,
+            FormerStandby::IsGone => asker.is_not_superseded(&open).await?,
         }
         let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
         Ok(Self::serve_at(listener, config, shell))

@@ -55,8 +55,6 @@ impl Asker<'_> {
     pub(crate) async fn may_lead(&self, open: &[Succession]) -> Result<(), Error> {
         // Both name the same one.
         let Some(standby) = open.iter().find_map(|by| by.standby.as_ref()) else { return Ok(()) };
-        let at = standby.tcp.map_or_else(|| standby.unix.clone(), |tcp| tcp.to_string());
-        let refused = |why: String| Error::Refused { who: "the cluster".into(), why };
         // At once: a machine that is gone is silent for longer than nodes wait for the next head.
         let asking = async {
             tokio::select! {
@@ -66,14 +64,26 @@ impl Asker<'_> {
         };
         match tokio::time::timeout(LIMIT, asking).await {
             Ok(Said::MayLead) => Ok(()),
-            Ok(Said::Superseded) => Err(refused(format!(
-                "its standby at {at} has taken over, and leads it; start this head as its standby: `wingbeat head --standby-of {at} \
-                 --journal FILE`"
-            ))),
+            Ok(Said::Superseded) => Err(superseded(standby)),
             Err(_) => Err(refused(format!(
-                "the journal names a standby at {at}, which may have taken over, and neither that nor enough nodes answer. Start the \
-                 standby again, or this head with --without-standby if it is certain that no other head of the cluster runs"
+                "the journal names a standby at {}, which may have taken over, and neither that nor enough nodes answer. Start the \
+                 standby again, or this head with --without-standby if it is certain that no other head of the cluster runs",
+                shown(standby)
             ))),
+        }
+    }
+
+    /// Whether, as far as anybody answers now, nobody else leads: for whoever is certain that the standby is gone.
+    ///
+    /// # Errors
+    /// Somebody does.
+    pub(crate) async fn is_not_superseded(&self, open: &[Succession]) -> Result<(), Error> {
+        let Some(standby) = open.iter().find_map(|by| by.standby.as_ref()) else { return Ok(()) };
+        let said = futures::future::join(self.ask_standby(standby), self.ask_nodes(open));
+        let said = tokio::time::timeout(limits().takeover * 2, said).await.unwrap_or_default();
+        match said {
+            (Some(Said::Superseded), _) | (_, Some(Said::Superseded)) => Err(superseded(standby)),
+            _ => Ok(()),
         }
     }
 
@@ -126,6 +136,22 @@ impl Asker<'_> {
         let _closes = connection.closes();
         client.support(mux::within(limits().takeover), said).await.ok()
     }
+}
+
+fn refused(why: String) -> Error {
+    Error::Refused { who: "the cluster".into(), why }
+}
+
+fn shown(standby: &Address) -> String {
+    standby.tcp.map_or_else(|| standby.unix.clone(), |tcp| tcp.to_string())
+}
+
+fn superseded(standby: &Address) -> Error {
+    let at = shown(standby);
+    refused(format!(
+        "its standby at {at} has taken over, and leads it; start this head as its standby: `wingbeat head --standby-of {at} \
+         --journal FILE`"
+    ))
 }
 
 /// The successions in a file that somebody may use.

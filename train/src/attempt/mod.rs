@@ -52,15 +52,21 @@ fn moves(Drained { node, why, .. }: Drained) -> TrainError {
 }
 
 /// Waits until ranks on a drained node must be asked to end.
-async fn due(drained: Option<Drained>, grace: Duration) -> Drained {
+async fn due(drained: Option<(Drained, Instant)>) -> Drained {
     match drained {
-        Some(drained) => {
-            let at = drained.deadline.checked_sub(grace + KILL_TIME).unwrap_or_else(Instant::now);
-            tokio::time::sleep_until(at.into()).await;
+        Some((drained, asked_at)) => {
+            tokio::time::sleep_until(asked_at.into()).await;
             drained
         }
         None => std::future::pending().await,
     }
+}
+
+/// When ranks are asked to end that must have ended at the deadline: they have their grace, and a checkpoint at least half of the
+/// time to come.
+fn asked_at(now: Instant, deadline: Instant, grace: Duration) -> Instant {
+    let left = deadline.saturating_duration_since(now).saturating_sub(KILL_TIME);
+    now + left.saturating_sub(grace).max(left / 2)
 }
 
 /// Does something that may take a while, unless the run is stopped.
@@ -175,7 +181,7 @@ impl Attempt<'_> {
                         (self.moves.drained, self.moves.leaves) = (None, false);
                     }
                 },
-                drained = due(self.moves.drained.clone(), self.plan.grace), if self.moves.drained.is_some() => {
+                drained = due(self.moves.drained.clone().zip(self.moves.asked_at)), if self.moves.drained.is_some() => {
                     return Err(moves(drained));
                 }
                 // What shows it has panicked.
@@ -412,6 +418,7 @@ impl Attempt<'_> {
     /// they still have their grace.
     fn leave(&mut self, drained: Drained) {
         let Drained { node, why, deadline } = &drained;
+        self.moves.asked_at = Some(asked_at(Instant::now(), *deadline, self.plan.grace));
         let left = humantime::format_duration(Duration::from_secs(
             deadline.saturating_duration_since(Instant::now()).as_secs(),
         ));
@@ -421,5 +428,24 @@ impl Attempt<'_> {
         };
         (self.plan.on_notice)(&format!("{node} is drained ({why}): the run moves {how} within {left}"));
         self.moves.drained = Some(drained);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_must_leave_have_their_grace_and_a_checkpoint_half_of_the_time_at_least() {
+        let now = Instant::now();
+        let asked_after = |within: u64, grace: u64| {
+            let deadline = now + Duration::from_secs(within) + KILL_TIME;
+            (asked_at(now, deadline, Duration::from_secs(grace)) - now).as_secs()
+        };
+        assert_eq!(
+            [asked_after(120, 30), asked_after(60, 30), asked_after(30, 30), asked_after(4, 30)],
+            [90, 30, 15, 2]
+        );
+        assert_eq!(asked_at(now, now, Duration::from_secs(30)), now);
     }
 }

@@ -57,6 +57,8 @@ pub(super) struct Moves {
     pub grows_to: Option<u32>,
     /// The node that it must leave.
     pub drained: Option<Drained>,
+    /// When its ranks are asked to end, if no checkpoint has come by then.
+    pub asked_at: Option<Instant>,
     /// It has a checkpoint to go on from elsewhere, or with more ranks: what is being stored is the last, and what is
     /// reported now waits.
     pub leaves: bool,
@@ -64,7 +66,13 @@ pub(super) struct Moves {
 
 impl Moves {
     pub(super) fn new() -> Moves {
-        Moves { next_growth: Instant::now() + GROWTH_LOOK, grows_to: None, drained: None, leaves: false }
+        Moves {
+            next_growth: Instant::now() + GROWTH_LOOK,
+            grows_to: None,
+            drained: None,
+            asked_at: None,
+            leaves: false,
+        }
     }
 }
 

@@ -69,7 +69,8 @@ impl Shell {
         let (process, node) = found.map_err(in_none)?;
         let client = self.inside.lock().nodes.get(&node).map(|peer| peer.client.clone());
         let client = client.ok_or_else(|| unknown(&format!("{node}, which is lost or cut off,")))?;
-        mux::answered(client.stacks(mux::within(STACKS_LIMIT), process).await, "the node of the process")?
+        let answer = client.stacks(mux::within(STACKS_LIMIT), process).await;
+        mux::answered(answer, &format!("{node}, the node of the process,"))?
     }
 
     /// The worker process with this process id, or the one that has started the process with it, or sees it through, as its node
@@ -103,7 +104,7 @@ impl Shell {
             format!("no worker process has the process id {pid}, and none has started the process that has it");
         if !silent.is_empty() {
             let which = silent.join(", ");
-            what = format!("{what}, as far as is known: {which} did not answer within {} s", EXPLAIN_LIMIT.as_secs());
+            what = format!("{what}, as far as is known: {which} did not answer; see `wingbeat why {}`", silent[0]);
         }
         Err(invalid(what))
     }

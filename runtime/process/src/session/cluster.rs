@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::resources::quota_of;
+use wingbeat_core::resources::{misnamed, quota_of};
 use wingbeat_core::{NodeId, ResourceSet};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::{ClusterState, Explanation, Subject};
@@ -38,11 +38,15 @@ impl Session {
     pub async fn set_quota(&self, namespace: &str, limit: Option<&[(&str, f64)]>) -> Result<(), Error> {
         let mut quota = limit.map(|_| ResourceSet::new());
         for (name, value) in limit.unwrap_or_default() {
-            let amount = quota_of(name, *value).map_err(|error| Error::InvalidOption {
+            let invalid = |why| Error::InvalidOption {
                 what: format!("the quota of `{namespace}`"),
                 option: (*name).to_owned(),
-                why: error.to_string(),
-            })?;
+                why,
+            };
+            if let Some(usual) = misnamed(name) {
+                return Err(invalid(format!("it would limit nothing that is there: write {usual}")));
+            }
+            let amount = quota_of(name, *value).map_err(|error| invalid(error.to_string()))?;
             if let Some(quota) = &mut quota {
                 quota.set(name, amount);
             }

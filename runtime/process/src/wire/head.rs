@@ -276,8 +276,10 @@ impl Process {
     /// Dials the head until it answers; none when it is gone, or has given this process up by now.
     async fn find_head(&self, head: &HeadLink, resumes: Resumes) -> Option<(Stream, Met)> {
         let end = Instant::now() + limits().lost;
+        // A head inside a driver may stand still with that (Ctrl-Z). When it ends, so does the node of a worker process, which ends that.
+        let is_patient = self.wire.who.role == Role::Worker && !head.shared.way.is_followed();
         let (mut pause, longest) = PAUSES;
-        while !self.is_shut_down() && Instant::now() < end {
+        while !self.is_shut_down() && (is_patient || Instant::now() < end) {
             let hello = Hello { resumes, ..self.hello(Purpose::Control) };
             let dialling = head.shared.way.dial(&self.wire.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
