@@ -101,13 +101,10 @@ fn a_full_disk_refuses_changes_until_there_is_room_and_forgets_none() {
 /// What a head with this journal says. It does not start.
 fn refusal(journal: &Path) -> String {
     let mut head = Command::new(wingbeat_tests::binary().unwrap());
-    let head = head
-        .args(["head", "--port", "0", "--journal"])
-        .arg(journal)
-        .env("WINGBEAT_TOKEN", "of-this-test-and-of-nobody-else");
-    let mut head = wingbeat_tests::Daemon::start(head).unwrap();
-    assert!(!head.wait_for_end().unwrap());
-    head.errors()
+    let head = head.args(["head", "--port", "0", "--journal"]).arg(journal);
+    let ended = head.env("WINGBEAT_TOKEN", "of-this-test-and-of-nobody-else").output().unwrap();
+    assert!(!ended.status.success());
+    String::from_utf8(ended.stderr).unwrap()
 }
 
 #[test]
