@@ -607,9 +607,10 @@ impl Writer {
         let (path, opened) = &self.place;
         match which(path) {
             Ok(found) if found == *opened => Ok(()),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
             _ => Err(format!(
                 "{} was removed or replaced while the head ran, and a head that is started again would know nothing of what is \
-                 written now. Stop the cluster, or put the same file back",
+                 written now. Stop the cluster, or move the same file back: a copy is another",
                 path.display()
             )),
         }

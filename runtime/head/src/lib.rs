@@ -66,7 +66,7 @@ pub struct HeadConfig {
 pub enum FormerStandby {
     /// It may have taken over: it is asked, or else nodes are.
     IsAsked,
-    /// It is certain that it has not, and will not: it leads only if neither that nor a node says otherwise now.
+    /// It is certain that it has not, and will not: this head leads unless the standby answers that it does.
     IsGone,
 }
 

@@ -73,16 +73,15 @@ impl Asker<'_> {
         }
     }
 
-    /// Whether, as far as anybody answers now, nobody else leads: for whoever is certain that the standby is gone.
+    /// Whether the standby does not lead, as far as it answers now: for whoever is certain that it is gone.
     ///
     /// # Errors
-    /// Somebody does.
+    /// It does.
     pub(crate) async fn is_not_superseded(&self, open: &[Succession]) -> Result<(), Error> {
         let Some(standby) = open.iter().find_map(|by| by.standby.as_ref()) else { return Ok(()) };
-        let said = futures::future::join(self.ask_standby(standby), self.ask_nodes(open));
-        let said = tokio::time::timeout(limits().takeover * 2, said).await.unwrap_or_default();
-        match said {
-            (Some(Said::Superseded), _) | (_, Some(Said::Superseded)) => Err(superseded(standby)),
+        // No question that anybody would remember: it may be a head with a copy of the journal.
+        match tokio::time::timeout(limits().takeover, self.dial_standby(standby)).await {
+            Ok(Ok((_, welcome))) if welcome.stands_by.is_none() => Err(superseded(standby)),
             _ => Ok(()),
         }
     }

@@ -62,11 +62,11 @@ async fn due(drained: Option<(Drained, Instant)>) -> Drained {
     }
 }
 
-/// When ranks are asked to end that must have ended at the deadline: they have their grace, and a checkpoint at least half of the
-/// time to come.
-fn asked_at(now: Instant, deadline: Instant, grace: Duration) -> Instant {
+/// When ranks are asked to end that must have ended at the deadline: they have their grace, and where there are checkpoints, the next has
+/// at least half of the time to come.
+fn asked_at(now: Instant, deadline: Instant, grace: Duration, has_checkpoints: bool) -> Instant {
     let left = deadline.saturating_duration_since(now).saturating_sub(KILL_TIME);
-    now + left.saturating_sub(grace).max(left / 2)
+    now + left.saturating_sub(grace).max(if has_checkpoints { left / 2 } else { Duration::ZERO })
 }
 
 /// Does something that may take a while, unless the run is stopped.
@@ -418,7 +418,8 @@ impl Attempt<'_> {
     /// they still have their grace.
     fn leave(&mut self, drained: Drained) {
         let Drained { node, why, deadline } = &drained;
-        self.moves.asked_at = Some(asked_at(Instant::now(), *deadline, self.plan.grace));
+        self.moves.asked_at =
+            Some(asked_at(Instant::now(), *deadline, self.plan.grace, self.storage.claim().is_some()));
         let left = humantime::format_duration(Duration::from_secs(
             deadline.saturating_duration_since(Instant::now()).as_secs(),
         ));
@@ -440,12 +441,14 @@ mod tests {
         let now = Instant::now();
         let asked_after = |within: u64, grace: u64| {
             let deadline = now + Duration::from_secs(within) + KILL_TIME;
-            (asked_at(now, deadline, Duration::from_secs(grace)) - now).as_secs()
+            (asked_at(now, deadline, Duration::from_secs(grace), true) - now).as_secs()
         };
         assert_eq!(
             [asked_after(120, 30), asked_after(60, 30), asked_after(30, 30), asked_after(4, 30)],
             [90, 30, 15, 2]
         );
-        assert_eq!(asked_at(now, now, Duration::from_secs(30)), now);
+        assert_eq!(asked_at(now, now, Duration::from_secs(30), true), now);
+        let soon = now + Duration::from_secs(30);
+        assert_eq!(asked_at(now, soon, Duration::from_secs(30), false), now, "no checkpoint will come");
     }
 }

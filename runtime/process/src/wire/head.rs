@@ -277,7 +277,7 @@ impl Process {
     async fn find_head(&self, head: &HeadLink, resumes: Resumes) -> Option<(Stream, Met)> {
         let end = Instant::now() + limits().lost;
         // A head inside a driver may stand still with that (Ctrl-Z). When it ends, so does the node of a worker process, which ends that.
-        let is_patient = self.wire.who.role == Role::Worker && !head.shared.way.is_followed();
+        let is_patient = self.wire.who.role == Role::Worker && head.address().tcp.is_none();
         let (mut pause, longest) = PAUSES;
         while !self.is_shut_down() && (is_patient || Instant::now() < end) {
             let hello = Hello { resumes, ..self.hello(Purpose::Control) };
