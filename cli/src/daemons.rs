@@ -61,7 +61,7 @@ pub(crate) struct HeadArgs {
     #[arg(long, value_name = "ADDRESS", requires = "journal")]
     standby_of: Option<String>,
     /// Lead although the journal names a standby that may have taken over, and does not answer. Only if it is certain that no other head of
-    /// this cluster runs or will run: two heads would start actors twice. If the standby answers that it leads, this is refused.
+    /// this cluster runs or will run: two heads would start actors twice. Refused while the standby answers.
     #[arg(long, requires = "journal", conflicts_with = "standby_of")]
     without_standby: bool,
 }

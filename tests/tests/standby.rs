@@ -240,6 +240,27 @@ fn the_last_head_is_refused_also_where_the_one_that_has_taken_over_does_not_answ
 }
 
 #[test]
+fn a_head_without_standby_is_refused_while_the_standby_answers() {
+    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
+    cluster.start_standby("second").unwrap();
+    let (address, journal) = (cluster.address().to_owned(), cluster.journal());
+    let _driver = join(&cluster);
+    until_standby(&cluster, |standby| standby["voters"] == 1);
+    // Without its vote the standby goes on standing by.
+    let voter = Pid::from_raw(cluster.node_pid(0).unwrap() as i32).unwrap();
+    kill_process(voter, Signal::STOP).unwrap();
+    cluster.kill_head().unwrap();
+    let mut again = cluster.command().unwrap();
+    let port = address.rsplit(':').next().unwrap();
+    let again = again.args(["head", "--without-standby", "--port", port, "--journal"]).arg(&journal).output().unwrap();
+    kill_process(voter, Signal::CONT).unwrap();
+    let said = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(!again.status.success() && said.contains("runs, and may take over"), "{said}");
+    cluster.wait_for_takeover().unwrap();
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+}
+
+#[test]
 fn a_cluster_that_is_stopped_ends_with_its_standby() {
     let mut cluster = TestCluster::with_journal(1, 1).unwrap();
     cluster.start_standby("second").unwrap();

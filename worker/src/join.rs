@@ -482,6 +482,11 @@ pub fn machine_resources(
         if [CPU, GPU, MEMORY].contains(&name.as_str()) {
             return Err(invalid("this resource has an option of its own".into()));
         }
+        if let Some(usual) = wingbeat_core::resources::misnamed(name) {
+            return Err(invalid(format!(
+                "it would be taken for {usual}, which has an option of its own: choose another name"
+            )));
+        }
         set.set(name, Amount::new(*value).map_err(|error| invalid(error.to_string()))?);
     }
     Ok(set)

@@ -80,6 +80,7 @@ rows! {
     cluster actor_sync = actors::actor_sync, limit_echo;
     alone tasks_sync_blocking = one_by_one::blocking, limit_echo;
     alone tasks_sync_asleep = one_by_one::asleep, limit_echo;
+    alone tasks_sync_one_core = one_by_one::one_core;
     cluster actor_async = actors::actor_async;
     cluster actor_n_n_async = actors::actor_n_n_async, actor_async;
     cluster actor_create_to_first_reply = actors::actor_create_to_first_reply;

@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -32,6 +32,10 @@ use wingbeat_net::handshake::Epoch;
 use crate::feed::Feed;
 use crate::service::Durable;
 use crate::state::Fact;
+
+use place::{Place, beside, log_of, open_private};
+
+mod place;
 
 /// The layout of the file and of the facts in it. A head refuses a file of another.
 const FORMAT: i64 = 8;
@@ -109,8 +113,9 @@ impl Journal {
     /// this version.
     pub(crate) fn open(path: &Path, cluster: ClusterId) -> Result<(Journal, Remembered), Error> {
         let failed = |why: rusqlite::Error| failed(path, explained(&why));
-        make_private(path)?;
         let count = Count::of(path)?;
+        is_whole(path, &count)?;
+        drop(open_private(path)?);
         let file = Connection::open(path).map_err(failed)?;
         // Another head has it: waiting would not help.
         file.busy_timeout(Duration::ZERO).map_err(failed)?;
@@ -119,10 +124,6 @@ impl Journal {
         file.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         file.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
         let (remembered, facts) = match contents(&file).map_err(failed)? {
-            Contents::Nothing if count.acknowledged.is_some() => {
-                let what = format!("it is empty, and {} counts what was in it", Count::path(path).display());
-                return Err(damaged(path, &what));
-            }
             Contents::Nothing => {
                 make(&file, cluster).map_err(failed)?;
                 (None, Vec::new())
@@ -144,12 +145,11 @@ impl Journal {
         let (failing, fails) = watch::channel(None);
         let feed = Arc::new(Feed::default());
         let (owed, fed) = (BTreeMap::new(), feed.clone());
-        let which = which(path).map_err(|error| self::failed(path, error))?;
-        let place = (path.to_owned(), which);
         let mut writer =
-            Writer { file, place, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
+            Writer { file, place: None, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::Begins).map_err(failed)?;
+        writer.place = Some(Place::of(path).map_err(|error| self::failed(path, error))?);
         let written = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
         // A standby that has taken over has written less than the head before it.
         let epoch = written.max(latest_epoch(&facts) + 1);
@@ -232,29 +232,6 @@ fn latest_epoch(facts: &[Fact]) -> u64 {
 
 async fn told(written: oneshot::Receiver<Result<(), String>>) -> Result<(), Error> {
     written.await.unwrap_or_else(|_| Err("its writer has ended".into())).map_err(not_written)
-}
-
-/// The file exists, is nobody else's, and is read by nobody else: it holds arguments of actors and environments of jobs.
-/// SQLite gives the mode to the files that it makes beside it.
-fn make_private(path: &Path) -> Result<(), Error> {
-    let failed = |why: String| failed(path, why);
-    let mut options = std::fs::OpenOptions::new();
-    let open = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = open.open(path).map_err(|error| failed(format!("{error}: {NEEDED}")))?;
-    let meta = file.metadata().map_err(|error| failed(error.to_string()))?;
-    if !meta.is_file() {
-        return Err(failed("it is no file".into()));
-    }
-    let ours = rustix::process::geteuid().as_raw();
-    if meta.uid() != ours {
-        // What it says would be run.
-        return Err(failed(format!("it belongs to user {}, and this is user {ours}", meta.uid())));
-    }
-    if meta.mode() & 0o077 != 0 {
-        let private = std::fs::Permissions::from_mode(0o600);
-        file.set_permissions(private).map_err(|error| failed(format!("others can read it: {error}")))?;
-    }
-    Ok(())
 }
 
 enum Contents {
@@ -396,9 +373,7 @@ struct Count {
 
 impl Count {
     fn path(journal: &Path) -> PathBuf {
-        let mut path = journal.as_os_str().to_owned();
-        path.push("-count");
-        path.into()
+        beside(journal, "-count")
     }
 
     /// What the last head left.
@@ -420,9 +395,7 @@ impl Count {
     }
 
     fn open(self, journal: &Path) -> Result<File, Error> {
-        let path = Count::path(journal);
-        make_private(&path)?;
-        std::fs::OpenOptions::new().write(true).open(&path).map_err(|error| failed(&path, error))
+        open_private(&Count::path(journal))
     }
 
     fn write(file: &File, number: i64) -> std::io::Result<()> {
@@ -453,6 +426,25 @@ fn damaged(path: &Path, what: &str) -> Error {
              forgets placement groups, quotas, named and detached actors"
         ),
     )
+}
+
+/// Whether the file is there if anything of it is. SQLite would take an empty one for new, and remove the log that lies beside it.
+fn is_whole(path: &Path, count: &Count) -> Result<(), Error> {
+    let how = match std::fs::metadata(path) {
+        Ok(meta) if meta.len() > 0 => return Ok(()),
+        Ok(_) => "it is empty",
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => "it is not there",
+        Err(error) => return Err(failed(path, error)),
+    };
+    let log = log_of(path);
+    let left = if count.acknowledged.is_some() {
+        Count::path(path)
+    } else if log.exists() {
+        log
+    } else {
+        return Ok(());
+    };
+    Err(damaged(path, &format!("{how}, and {} belongs to it", left.display())))
 }
 
 fn read(file: &Connection, path: &Path, count: &Count) -> Result<(ClusterId, Vec<Fact>), Error> {
@@ -508,17 +500,11 @@ enum Use {
     Ends,
 }
 
-/// Which file it is: its device and inode.
-fn which(path: &Path) -> std::io::Result<(u64, u64)> {
-    let meta = std::fs::metadata(path)?;
-    Ok((meta.dev(), meta.ino()))
-}
-
 /// The thread that writes.
 struct Writer {
     file: Connection,
-    /// Where the file is, and which it is (device and inode).
-    place: (PathBuf, (u64, u64)),
+    /// None until it has been written for the first time.
+    place: Option<Place>,
     /// See [`Count`].
     count: File,
     /// None before the first write and after one that failed.
@@ -564,8 +550,11 @@ impl Writer {
                     return self.close();
                 }
             }
-            let written =
-                self.is_in_place().and_then(|()| self.write(&intended, using).map_err(|error| error.to_string()));
+            let written = self
+                .place
+                .as_ref()
+                .map_or(Ok(()), Place::is_kept)
+                .and_then(|()| self.write(&intended, using).map_err(|error| error.to_string()));
             match &written {
                 Ok(()) => {
                     if self.is_failing() {
@@ -600,20 +589,6 @@ impl Writer {
 
     fn is_failing(&self) -> bool {
         self.failing.borrow().is_some()
-    }
-
-    /// A file that was removed can be written as long as it is open, and nobody finds it afterwards.
-    fn is_in_place(&self) -> Result<(), String> {
-        let (path, opened) = &self.place;
-        match which(path) {
-            Ok(found) if found == *opened => Ok(()),
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
-            _ => Err(format!(
-                "{} was removed or replaced while the head ran, and a head that is started again would know nothing of what is \
-                 written now. Stop the cluster, or move the same file back: a copy is another",
-                path.display()
-            )),
-        }
     }
 
     /// Tells all who asked. On their runtime, which is woken once for that, and not once for each.

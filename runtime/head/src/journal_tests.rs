@@ -1,5 +1,7 @@
 //! What a journal keeps, refuses and survives.
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
 use super::*;
 use wingbeat_core::ResourceSet;
 
@@ -69,6 +71,40 @@ async fn what_is_said_after_the_file_was_removed_is_refused_until_it_is_back() {
     drop(journal);
     let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
     assert_eq!(shown(&after.facts), shown(&[quota("a", 1), quota("c", 1)]));
+}
+
+#[tokio::test]
+async fn a_head_that_is_started_while_the_file_is_away_leaves_what_belongs_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, aside] = ["journal", "aside"].map(|name| dir.path().join(name));
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.intend(vec![quota("a", 1)]).await.unwrap();
+    std::fs::rename(&path, &aside).unwrap();
+    for _ in 0..2 {
+        let refused = Journal::open(&path, ClusterId(8)).err().unwrap().to_string();
+        assert!(refused.contains("it is not there") && refused.contains("journal-count belongs to it"), "{refused}");
+    }
+    let count = std::fs::read(Count::path(&path)).unwrap();
+    std::fs::remove_file(Count::path(&path)).unwrap();
+    File::create(&path).unwrap();
+    let refused = Journal::open(&path, ClusterId(8)).err().unwrap().to_string();
+    assert!(refused.contains("it is empty") && refused.contains("journal-wal belongs to it"), "{refused}");
+    std::fs::write(Count::path(&path), count).unwrap();
+    std::fs::rename(&aside, &path).unwrap();
+    let left = killed(&path);
+    let (_, after) = Journal::open(&left.path().join("journal"), ClusterId(8)).unwrap();
+    assert_eq!(shown(&after.facts), shown(&[quota("a", 1)]));
+}
+
+#[tokio::test]
+async fn what_is_said_after_the_log_was_removed_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.intend(vec![quota("a", 1)]).await.unwrap();
+    std::fs::remove_file(log_of(&path)).unwrap();
+    let refused = journal.intend(vec![quota("b", 1)]).await.unwrap_err().to_string();
+    assert!(refused.contains("journal-wal was removed or replaced while the head ran"), "{refused}");
 }
 
 #[tokio::test]

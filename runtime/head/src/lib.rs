@@ -66,7 +66,7 @@ pub struct HeadConfig {
 pub enum FormerStandby {
     /// It may have taken over: it is asked, or else nodes are.
     IsAsked,
-    /// It is certain that it has not, and will not: this head leads unless the standby answers that it does.
+    /// It is certain that it has not, and will not: this head leads unless the standby answers.
     IsGone,
 }
 
@@ -139,7 +139,7 @@ impl Head {
         let open = permission::open_among(&remembered.facts);
         match standby {
             FormerStandby::IsAsked => asker.may_lead(&open).await?,
-            FormerStandby::IsGone => asker.is_not_superseded(&open).await?,
+            FormerStandby::IsGone => asker.is_alone(&open).await?,
         }
         let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
         Ok(Self::serve_at(listener, config, shell))

@@ -73,15 +73,20 @@ impl Asker<'_> {
         }
     }
 
-    /// Whether the standby does not lead, as far as it answers now: for whoever is certain that it is gone.
+    /// Whether the standby answers nothing: for whoever is certain that it is gone.
     ///
     /// # Errors
-    /// It does.
-    pub(crate) async fn is_not_superseded(&self, open: &[Succession]) -> Result<(), Error> {
+    /// It leads, or may at any moment.
+    pub(crate) async fn is_alone(&self, open: &[Succession]) -> Result<(), Error> {
         let Some(standby) = open.iter().find_map(|by| by.standby.as_ref()) else { return Ok(()) };
         // No question that anybody would remember: it may be a head with a copy of the journal.
         match tokio::time::timeout(limits().takeover, self.dial_standby(standby)).await {
             Ok(Ok((_, welcome))) if welcome.stands_by.is_none() => Err(superseded(standby)),
+            Ok(Ok(_)) => Err(refused(format!(
+                "its standby at {} runs, and may take over. Start this head without --without-standby, so that it asks for leave, or stop \
+                 the standby first",
+                shown(standby)
+            ))),
             _ => Ok(()),
         }
     }

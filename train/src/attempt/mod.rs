@@ -62,10 +62,16 @@ async fn due(drained: Option<(Drained, Instant)>) -> Drained {
     }
 }
 
+/// How long ranks may still run that must have ended at the deadline: what runs then is ended by the head, with the actors that store
+/// what ranks have reported.
+fn left(now: Instant, deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(now).saturating_sub(KILL_TIME)
+}
+
 /// When ranks are asked to end that must have ended at the deadline: they have their grace, and where there are checkpoints, the next has
 /// at least half of the time to come.
 fn asked_at(now: Instant, deadline: Instant, grace: Duration, has_checkpoints: bool) -> Instant {
-    let left = deadline.saturating_duration_since(now).saturating_sub(KILL_TIME);
+    let left = left(now, deadline);
     now + left.saturating_sub(grace).max(if has_checkpoints { left / 2 } else { Duration::ZERO })
 }
 
@@ -109,7 +115,7 @@ impl Group {
             storage,
             showing: Showing { output, unshown: None, pause: Instant::now(), pauses: 0 },
             metrics: Metrics::new(),
-            checkpoints: Checkpoints::from(prepared.next),
+            checkpoints: Checkpoints::from(&prepared),
             quiet: Quiet::new(prepared.ras),
             moves: Moves::new(),
             ranks: Ranks::new(count),
@@ -132,10 +138,7 @@ impl Group {
             return attempt.finish(saved).await;
         }
         let grace = match (&told, &attempt.moves.drained) {
-            // What still runs at the deadline is ended there.
-            (Err(TrainError::Moves { .. }), Some(drained)) => {
-                plan.grace.min(drained.deadline.saturating_duration_since(Instant::now()))
-            }
+            (Err(TrainError::Moves { .. }), Some(drained)) => plan.grace.min(left(Instant::now(), drained.deadline)),
             // As torchrun, also when a rank has failed: whoever handles the signal may save what it has. Most do not, and
             // end at once.
             _ => plan.grace,
@@ -418,8 +421,7 @@ impl Attempt<'_> {
     /// they still have their grace.
     fn leave(&mut self, drained: Drained) {
         let Drained { node, why, deadline } = &drained;
-        self.moves.asked_at =
-            Some(asked_at(Instant::now(), *deadline, self.plan.grace, self.storage.claim().is_some()));
+        self.moves.asked_at = Some(asked_at(Instant::now(), *deadline, self.plan.grace, self.checkpoints.are_made()));
         let left = humantime::format_duration(Duration::from_secs(
             deadline.saturating_duration_since(Instant::now()).as_secs(),
         ));
@@ -450,5 +452,10 @@ mod tests {
         assert_eq!(asked_at(now, now, Duration::from_secs(30), true), now);
         let soon = now + Duration::from_secs(30);
         assert_eq!(asked_at(now, soon, Duration::from_secs(30), false), now, "no checkpoint will come");
+        assert_eq!(
+            left(now, soon),
+            Duration::from_secs(30) - KILL_TIME,
+            "they are gone before the head ends their actors"
+        );
     }
 }

@@ -10,6 +10,7 @@ use wingbeat::{Drained, Error};
 
 use super::Finished;
 use crate::group::Group;
+use crate::launch::Prepared;
 use crate::plan::Plan;
 use crate::printer::Message;
 use crate::process::{Answer, Outcome, Report};
@@ -83,6 +84,8 @@ type Saved = (BTreeMap<usize, Report>, Result<(), String>);
 pub(super) struct Checkpoints {
     /// The number of the next.
     pub next: u64,
+    /// Whether ranks began with one.
+    pub began_with_one: bool,
     /// Whether there is a newer one than that which ranks began with.
     pub has_stored: bool,
     /// The one that is being written, and who waits for it.
@@ -121,10 +124,11 @@ pub(super) struct Lookups {
 }
 
 impl Checkpoints {
-    /// None yet; the first has this number.
-    pub(super) fn from(next: u64) -> Checkpoints {
+    /// None of this attempt's own yet.
+    pub(super) fn from(prepared: &Prepared) -> Checkpoints {
         Checkpoints {
-            next,
+            next: prepared.next,
+            began_with_one: prepared.checkpoints.iter().any(|at| !at.is_empty()),
             has_stored: false,
             saves: FuturesUnordered::new(),
             held: VecDeque::new(),
@@ -134,6 +138,11 @@ impl Checkpoints {
             removals: Removals::default(),
             lookups: Lookups::default(),
         }
+    }
+
+    /// Whether ranks make any, as far as they have shown.
+    pub(super) fn are_made(&self) -> bool {
+        self.began_with_one || self.has_stored || !self.saves.is_empty() || !self.held.is_empty()
     }
 }
 

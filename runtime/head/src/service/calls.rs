@@ -243,8 +243,7 @@ impl wingbeat_net::services::Head for Service {
         let removed = move |state: &mut State, now| (Ok(()), state.remove_placement_group(now, group));
         // What it held is free at once, also when the disk has no room.
         let written = self.shell.change_and_write(removed, |_, _| Vec::new()).await;
-        written
-            .map_err(|error| but(error, "the placement group is removed, which is written when the journal has room"))
+        written.map_err(|error| but(error, "the placement group is removed, which is written when the journal can be"))
     }
 
     async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {

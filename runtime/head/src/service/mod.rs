@@ -169,7 +169,7 @@ impl Inside {
 }
 
 /// What follows from a journal that cannot be written.
-const UNCHANGED: &str = "nothing was changed; make room for the journal and try again";
+const UNCHANGED: &str = "nothing was changed; try again when the journal can be written";
 
 /// An error of the journal, and what it means for what was asked.
 fn but(error: Error, what_follows: &str) -> Error {
@@ -342,11 +342,16 @@ impl Shell {
             let _ = told.send(changing.await);
         });
         let answer = changed.await.unwrap_or_else(|_| Err(change_failed()));
+        self.while_it_leads().await;
+        answer
+    }
+
+    /// Ends never once this head has left: the standby may not have what was asked for, and nobody waits for that any more. It is
+    /// asked of the next head.
+    async fn while_it_leads(&self) {
         if self.has_left() {
-            // The standby may not have it, and nobody waits for that any more: it is asked of the next head.
             std::future::pending::<()>().await;
         }
-        answer
     }
 
     /// As [`Shell::change_durably`], for a change whose result only its asker can use: it is made first, and written as it
@@ -375,7 +380,11 @@ impl Shell {
         };
         self.note_time();
         match written {
-            Some(written) => written.await.and(answer),
+            Some(written) => {
+                let written = written.await;
+                self.while_it_leads().await;
+                written.and(answer)
+            }
             None => answer,
         }
     }

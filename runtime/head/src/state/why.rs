@@ -419,7 +419,7 @@ impl State {
     fn explain_hold(&self, waiter: Waiter, explanation: &mut Explanation) -> bool {
         if let Some(why) = &self.cannot_write {
             explanation.reasons.push(journal_fails(why));
-            explanation.help.push("make room for the journal, or see the head's log".into());
+            explanation.help.push("make room if its disk is full, or see the head's log".into());
             return true;
         }
         match self.queue.held_back(waiter) {

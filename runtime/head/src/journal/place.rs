@@ -1,0 +1,74 @@
+//! Where a journal's files are, and whether those that are open are still there.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use wingbeat_core::error::Error;
+
+use super::{NEEDED, failed};
+
+/// The files, and which they were when they were opened: device and inode.
+pub(super) struct Place([(PathBuf, (u64, u64)); 2]);
+
+impl Place {
+    /// Of a journal that is open and has been written: before that, its log may not be there.
+    pub(super) fn of(journal: &Path) -> std::io::Result<Place> {
+        let [file, log] = [journal.to_owned(), log_of(journal)].map(|path| which(&path).map(|which| (path, which)));
+        Ok(Place([file?, log?]))
+    }
+
+    /// What was removed can be written as long as it is open, and nobody finds it afterwards.
+    pub(super) fn is_kept(&self) -> Result<(), String> {
+        self.0.iter().try_for_each(|(path, opened)| match which(path) {
+            Ok(found) if found == *opened => Ok(()),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
+            _ => Err(format!(
+                "{} was removed or replaced while the head ran, and a head that is started again would know nothing of what is \
+                 written now. Stop the cluster, or move the same file back: a copy is another",
+                path.display()
+            )),
+        })
+    }
+}
+
+/// Another file that belongs to a journal.
+pub(super) fn beside(journal: &Path, ending: &str) -> PathBuf {
+    let mut path = journal.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
+}
+
+/// SQLite's write-ahead log. Most of a small journal is in it while a head runs.
+pub(super) fn log_of(journal: &Path) -> PathBuf {
+    beside(journal, "-wal")
+}
+
+fn which(path: &Path) -> std::io::Result<(u64, u64)> {
+    let meta = std::fs::metadata(path)?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+/// Opens a file, or makes it, that is nobody else's and is read by nobody else: it holds arguments of actors and environments
+/// of jobs. SQLite gives the mode to the files that it makes beside it.
+pub(super) fn open_private(path: &Path) -> Result<File, Error> {
+    let failed = |why: String| failed(path, why);
+    let mut options = File::options();
+    let open = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = open.open(path).map_err(|error| failed(format!("{error}: {NEEDED}")))?;
+    let meta = file.metadata().map_err(|error| failed(error.to_string()))?;
+    if !meta.is_file() {
+        return Err(failed("it is no file".into()));
+    }
+    let ours = rustix::process::geteuid().as_raw();
+    if meta.uid() != ours {
+        // What it says would be run.
+        return Err(failed(format!("it belongs to user {}, and this is user {ours}", meta.uid())));
+    }
+    if meta.mode() & 0o077 != 0 {
+        let private = std::fs::Permissions::from_mode(0o600);
+        file.set_permissions(private).map_err(|error| failed(format!("others can read it: {error}")))?;
+    }
+    Ok(file)
+}
