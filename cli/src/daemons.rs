@@ -100,7 +100,7 @@ pub(crate) struct WorkerArgs {
     /// Where objects go when the store is full.
     #[arg(long)]
     spill_dir: Option<PathBuf>,
-    /// How much may go there, such as 100GiB; half of what is free if nothing is said.
+    /// How much may go there, such as 100GiB; half of what is free on its disk if nothing is said.
     #[arg(long, value_parser = sizes::bytes)]
     spill_limit: Option<u64>,
     /// The part of the object store above which objects are written to disk before others need their room; 1 for not before it is full.

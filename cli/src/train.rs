@@ -42,7 +42,7 @@ pub(crate) struct TrainArgs {
     /// Arguments of the script, after --.
     #[arg(last = true)]
     args: Vec<String>,
-    /// Number of ranks; LEAST:MOST for as many as fit.
+    /// Number of ranks; LEAST:MOST for as many as fit. With --nodes, the number on each.
     #[arg(long, short = 'n', default_value = "1", value_parser = sizes::range)]
     workers: (u32, u32),
     /// CPUs of each rank.
@@ -199,7 +199,10 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         (false, false) => TorchTrainer::script(&args.script),
     };
     let scaling = match (args.nodes, args.workers) {
-        (Some((least, most)), (_, workers)) => Scaling::nodes(most, workers).elastic(least..=most),
+        (Some(_), (least, most)) if least != most => {
+            bail!("--workers {least}:{most} with --nodes: each node has the same number of ranks; let --nodes vary")
+        }
+        (Some((least, most)), (workers, _)) => Scaling::nodes(most, workers).elastic(least..=most),
         (None, (least, most)) => Scaling::workers(most).elastic(least..=most),
     };
     let mut keep = Keep::newest(args.keep);

@@ -191,8 +191,8 @@ impl Init {
         self
     }
 
-    /// A variable of the worker processes' environment. Those on this process's machine also get all of its own; those on
-    /// other machines get of its own only what is no secret, such as `PATH`, `LANG`, `RUST_*`, `PYTHON*` or `CUDA_*` (the
+    /// A variable of the worker processes' environment. Those on this process's machine also get all of its own if the head
+    /// runs there, too; others get of its own only what is no secret, such as `PATH`, `LANG`, `RUST_*`, `PYTHON*` or `CUDA_*` (the
     /// list is in [`wingbeat_worker::environment`]). So name here what they need besides, keys of clouds for example: what
     /// is named is sent over the network and written to the head's journal.
     pub fn env(mut self, name: &str, value: &str) -> Self {
@@ -200,7 +200,8 @@ impl Init {
         self
     }
 
-    /// The working directory of worker processes; this process's if nothing is said.
+    /// The working directory of worker processes, on nodes that have it; this process's if nothing is said. Nothing is sent: on a
+    /// node without it, they work where its `wingbeat worker` does.
     pub fn working_dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.options.working_dir = Some(dir.into());
         self

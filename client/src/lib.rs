@@ -77,7 +77,8 @@ pub use wingbeat_process::{ObjectView, block_on};
 /// Makes a struct of numbers [`Plain`](trait@Plain), so that a [`Buffer`] of them goes into shared memory and is read there.
 ///
 /// The struct has `#[repr(C)]`, plain fields (numbers, arrays of them, other plain structs), and no padding between or after
-/// them, which is checked when it is compiled. It also needs serde, since a buffer is a sequence to other serializers.
+/// them, which is checked when it is compiled. It also needs serde, since a buffer is a sequence to other serializers. In a crate
+/// that calls this one otherwise, `#[plain(crate = "path")]` says how.
 ///
 /// ```
 /// use wingbeat::Buffer;
@@ -132,7 +133,7 @@ pub use wingbeat_macros::Plain;
 /// ```
 ///
 /// Options: `num_cpus`, `num_gpus`, `gpu_memory`, `memory`, `resources(…)` and `labels` as of [`remote`](macro@crate::remote), `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
-/// `concurrency_groups(io = 2)`, `crate = "…"` as of `remote`; a method takes `#[method(group = "io")]`, `#[method(max_retries = 3)]` and `#[method(num_returns = 2)]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
+/// `concurrency_groups(io = 2)`, `crate = "…"` as of `remote`; a method takes `#[method(group = "io")]`, `#[method(max_retries = 3)]`, `#[method(stream_ahead = 4)]` and `#[method(num_returns = 2)]` (8 at most). Methods that may run at the same time take `&self`; `&mut self` excludes all others.
 ///
 /// The calls of one caller run one after another, in the order in which it made them. With `max_concurrency` above 1 or with
 /// concurrency groups, calls run beside each other, and a later one may come first, also where `&mut self` lets one run at a

@@ -74,7 +74,8 @@ impl<T> ObjectRef<T> {
         }
     }
 
-    /// As [`cancel`](Self::cancel), and if the task runs, its worker process ends.
+    /// As [`cancel`](Self::cancel), and if the task runs, its worker process ends. One that runs in the process of the task that submitted
+    /// it is over for whoever waits, and its code runs on (see [`isolated`](crate::TaskOptions::isolated)).
     ///
     /// A call of an actor is not ended by force, since its process holds the state that others use: its result is
     /// [`Error::Cancelled`] at once, and the method is asked to stop, as by `cancel`. The actor lives on, busy for as long

@@ -37,6 +37,13 @@ impl fmt::Display for QueueError {
 
 impl std::error::Error for QueueError {}
 
+/// How long the answer of a queue may take, beside the wait that was asked for.
+const ANSWER: Duration = Duration::from_secs(1);
+
+fn in_ms(limit: Duration) -> u64 {
+    u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// An item as it is queued: encoded, with what it refers to. The actor keeps it in its own memory, so nothing of it is read in place.
 #[derive(Serialize, Deserialize)]
 struct Item {
@@ -212,12 +219,17 @@ impl<T> Clone for Queue<T> {
 impl<T> Queue<T> {
     /// A queue that holds at most `capacity` items. A capacity of 0 is taken for 1: a queue hands items over by holding them.
     pub fn bounded(capacity: usize) -> Self {
-        Queue { actor: QueueActor::remote(capacity.max(1) as u64), item: PhantomData }
+        Self::of(capacity.max(1) as u64)
     }
 
     /// A queue without a bound: producers are never held up, and memory is what limits them.
     pub fn unbounded() -> Self {
-        Queue { actor: QueueActor::remote(0u64), item: PhantomData }
+        Self::of(0)
+    }
+
+    fn of(capacity: u64) -> Self {
+        // It has room also where others hold every CPU, and takes next to none.
+        Queue { actor: QueueActor::options().num_cpus(0.0).remote(capacity), item: PhantomData }
     }
 
     /// The number of items.
@@ -263,12 +275,13 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         self.putting(item, None).await
     }
 
-    /// As [`put`](Self::put), for at most `limit`.
+    /// As [`put`](Self::put), for at most `limit`, counted from when the queue's process is asked.
     ///
     /// # Errors
-    /// As `put`; or `error.application::<QueueError>()` is [`QueueError::Full`].
+    /// As `put`; `error.application::<QueueError>()` is [`QueueError::Full`]; or [`TimedOut`](crate::Error::TimedOut) if the queue has not answered a second
+    /// later, as one that has no process yet: then the item may be in the queue.
     pub async fn put_timeout(&self, item: &T, limit: Duration) -> Result<()> {
-        self.putting(item, Some(limit.as_millis() as u64)).await
+        self.putting(item, Some(limit)).await
     }
 
     /// As [`put`](Self::put), if there is room now.
@@ -299,12 +312,13 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         self.getting(None).await
     }
 
-    /// As [`get`](Self::get), for at most `limit`.
+    /// As [`get`](Self::get), for at most `limit`, counted from when the queue's process is asked.
     ///
     /// # Errors
-    /// As `get`; or `error.application::<QueueError>()` is [`QueueError::Empty`].
+    /// As `get`; `error.application::<QueueError>()` is [`QueueError::Empty`]; or [`TimedOut`](crate::Error::TimedOut) if the queue has not answered a second
+    /// later, as one that has no process yet.
     pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
-        self.getting(Some(limit.as_millis() as u64)).await
+        self.getting(Some(limit)).await
     }
 
     /// As [`get`](Self::get), if there is an item now.
@@ -323,19 +337,30 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         block_on(self.get())
     }
 
-    async fn putting(&self, item: &T, wait_ms: Option<u64>) -> Result<()> {
-        let call = self.actor.put(self.encode(item)?, wait_ms);
-        awaited(call, |call| call.cancel()).await
+    async fn putting(&self, item: &T, limit: Option<Duration>) -> Result<()> {
+        let call = self.actor.put(self.encode(item)?, limit.map(in_ms));
+        self.answered(limit, awaited(call, |call| call.cancel())).await
     }
 
-    async fn getting(&self, wait_ms: Option<u64>) -> Result<T> {
+    async fn getting(&self, limit: Option<Duration>) -> Result<T> {
         let actor = self.actor.clone();
         let then = |call: ObjectRef<Item>| {
             call.cancel();
             // Runs with the item if the call took one, and fails with the call if not.
             actor.give_back(call);
         };
-        self.decode(awaited(self.actor.get(wait_ms), then).await?)
+        self.decode(self.answered(limit, awaited(self.actor.get(limit.map(in_ms)), then)).await?)
+    }
+
+    /// What the queue answers, which has the limit, too; it may be out of reach.
+    async fn answered<R>(&self, limit: Option<Duration>, answer: impl Future<Output = Result<R>>) -> Result<R> {
+        match limit {
+            None => answer.await,
+            Some(limit) => {
+                let session = self.actor.actor().session_or_error()?;
+                session.within(limit.saturating_add(ANSWER), || "the answer of a queue".into(), answer).await
+            }
+        }
     }
 
     fn encode(&self, item: &T) -> Result<Item> {

@@ -96,6 +96,13 @@ impl Renamed {
     }
 }
 
+#[derive(Clone, Copy, serde::Serialize, serde::Deserialize, wingbeat::Plain)]
+#[plain(crate = "crate::facade::remote_calls")]
+#[repr(C)]
+struct Renumbered {
+    number: u64,
+}
+
 mod with_a_main {
     #[wingbeat::main(crate = "crate::facade::remote_calls")]
     async fn main() -> wingbeat::Result<()> {
@@ -108,5 +115,6 @@ fn the_types_are_those_that_are_written(counter: &CounterHandle) {
     let _: wingbeat::ObjectRef<u64> = checked::remote(1);
     let _: (wingbeat::ObjectRef<u64>, wingbeat::ObjectRef<u64>) = other_results::split::remote(1);
     let _: wingbeat::ObjectRef<()> = other_results::nothing::remote();
+    let _: wingbeat::Buffer<Renumbered> = vec![Renumbered { number: 1 }].into();
     let _: wingbeat::ObjectStream<u64> = Renamed::remote().items(through_another_name::remote(1));
 }

@@ -266,6 +266,23 @@ def test_with_torch_python_is_not_finalized(script):
     assert run(STARTS["file"], path).returncode == 0
 
 
+def test_torchs_operators_are_not_taken_back_at_the_end_and_other_finalizers_run(script):
+    path = script("""
+        import atexit
+        atexit.register(lambda: print("alive:", sum(one.alive for one in theirs) == len(theirs) > 100, flush=True))  # the last
+        import torch, weakref
+
+        class Mine:
+            pass
+
+        theirs = [one for one in weakref.finalize._registry if one.peek()[1] is torch.library._del_library]
+        mine = Mine()
+        weakref.finalize(mine, print, "mine")
+    """)
+    done = run(STARTS["file"], path)
+    assert (done.returncode, done.stdout) == (0, "mine\nalive: True\n"), done.stderr
+
+
 def test_no_script_says_how_to_use_it(start):
     actual = run(start)
     assert actual.returncode == 1

@@ -174,6 +174,23 @@ def test_a_trial_that_has_reported_enough_is_stopped(fit, tmp_path):
     assert result.was_stopped and len(result.reports) == 3
 
 
+def test_a_trial_computes_with_as_many_threads_as_it_holds_cpus_unless_it_is_told(fit, tmp_path, monkeypatch):
+    def count(config):
+        import torch
+
+        return {"threads": torch.get_num_threads()}
+
+    def threads(trainable, name):
+        (result,) = fit(trainable, run=tune.RunConfig(name=name, storage_path=tmp_path))
+        return result.metrics["threads"]
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads(count, "one") == 1
+    assert threads(tune.with_resources(count, {"cpu": 2}), "two") == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads(count, "told") == 3
+
+
 def test_a_failing_trial_is_named_with_its_parameters_and_ends_no_other(fit):
     def fails(config):
         if config["x"] == 2:

@@ -234,6 +234,7 @@ def leave(code: int) -> "NoReturn":
     import atexit
     import threading
 
+    keep_kernels()
     for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
         try:
             step()
@@ -246,6 +247,21 @@ def leave(code: int) -> "NoReturn":
         except Exception:
             code = code or 120  # as Python
     os._exit(code)
+
+
+def keep_kernels() -> None:
+    """Has torch not take back the operators that it has registered in this process, which ends anyway: in a fork that writes to what
+    it shares with the others, and takes longer than all else at its end."""
+    try:
+        import weakref
+
+        taken_back = sys.modules["torch.library"]._del_library
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            told = finalizer.peek()
+            if told is not None and told[1] is taken_back:
+                finalizer.atexit = False
+    except Exception:
+        pass  # of another torch or Python: then they are taken back
 
 
 if __name__ == "__main__":

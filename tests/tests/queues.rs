@@ -47,6 +47,20 @@ fn a_get_that_is_dropped_takes_no_item() {
 }
 
 #[test]
+fn a_queue_has_room_where_actors_hold_every_cpu() {
+    let _local = Local::start(1);
+    let holder = Worker::options().num_cpus(1.0).remote(PathBuf::new());
+    assert_eq!(holder.double(4).get_timeout_blocking(LIMIT).unwrap(), 8);
+    let queue = Queue::<u64>::bounded(1);
+    let empty = wingbeat::block_on(queue.try_get()).unwrap_err();
+    assert_eq!(empty.application(), Some(QueueError::Empty));
+    wingbeat::block_on(queue.try_put(&7)).unwrap();
+    let full = wingbeat::block_on(queue.put_timeout(&8, Duration::from_millis(1))).unwrap_err();
+    assert_eq!(full.application(), Some(QueueError::Full));
+    assert_eq!(wingbeat::block_on(queue.get_timeout(LIMIT)).unwrap(), 7);
+}
+
+#[test]
 fn gets_that_were_dropped_leave_their_places_to_others() {
     let _local = Local::start(1);
     let queue = Queue::<u64>::unbounded();

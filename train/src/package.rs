@@ -2,7 +2,7 @@
 //!
 //! It lies in the user's cache, in a folder that is named by its content, and is written there once.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::cache;
@@ -121,12 +121,10 @@ pub(crate) fn folder() -> std::io::Result<PathBuf> {
     if package.exists() {
         return Ok(package);
     }
-    let made = tempfile::Builder::new().prefix("python-").tempdir_in(cache)?;
-    for (name, text) in FILES {
-        let file = made.path().join("wingbeat").join(name);
-        file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-        std::fs::write(file, text)?;
-    }
+    let made = written_in(&cache).map_err(|error| {
+        let what = "the Python files of ranks cannot be written; name a folder with room in XDG_CACHE_HOME";
+        std::io::Error::new(error.kind(), format!("{}: {error}: {what}", cache.display()))
+    })?;
     // All of it is there, or nothing; and if another was first, that is as good.
     if std::fs::rename(made.path(), &folder).is_err() && !package.exists() {
         return Err(std::io::Error::other(format!("cannot write {}", folder.display())));
@@ -134,10 +132,19 @@ pub(crate) fn folder() -> std::io::Result<PathBuf> {
     Ok(package)
 }
 
+fn written_in(cache: &Path) -> std::io::Result<tempfile::TempDir> {
+    let made = tempfile::Builder::new().prefix("python-").tempdir_in(cache)?;
+    for (name, text) in FILES {
+        let file = made.path().join("wingbeat").join(name);
+        file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        std::fs::write(file, text)?;
+    }
+    Ok(made)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::path::Path;
 
     use super::*;
 

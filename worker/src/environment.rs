@@ -1,7 +1,7 @@
 //! Which variables of a driver go where.
 //!
 //! An environment holds secrets: keys of clouds, passwords of databases. On the driver's own machine worker processes get
-//! all of it, as children of the driver would. What crosses a network or is written to a disk (the head's journal) holds
+//! all of it, as children of the driver would, if the head is there, which hands it on. What crosses a network or is written to a disk (the head's journal) holds
 //! only what was named with `init().env(..)`, and what programs commonly need and what is no secret:
 //!
 //! - who and where: `PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `TMPDIR`, `TZ`, `TERM`, `LANG`, `LANGUAGE`, `LC_*`;
@@ -11,7 +11,7 @@
 //!   `PYTORCH_*`, `TRITON_*`, `XLA_*`;
 //! - `WINGBEAT_*`;
 //!
-//! and of these none whose name says that it is a secret: with `TOKEN`, `SECRET`, `PASSWORD`, `CREDENTIAL` or `KEY` in it.
+//! and of these none whose name says that it is a secret: with `TOKEN`, `SECRET`, `PASSW`, `CREDENTIAL` or `KEY` in it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
@@ -410,7 +410,10 @@ fn job_spec(
     // Worker processes may work in another folder.
     env.extend(recording::variables());
     env.extend(options.env.clone());
-    let working_dir = options.working_dir.clone().or_else(|| std::env::current_dir().ok()).unwrap_or_default();
+    // Nodes have working folders of their own, from which a relative one would lead elsewhere.
+    let absolute = |dir: &PathBuf| std::path::absolute(dir).unwrap_or_else(|_| dir.clone());
+    let working_dir =
+        options.working_dir.as_ref().map(absolute).or_else(|| std::env::current_dir().ok()).unwrap_or_default();
     let name = options.name.clone().unwrap_or_else(|| {
         let path = std::path::Path::new(&executable.path);
         path.file_name().map_or_else(|| "job".into(), |name| names::made_of(&name.to_string_lossy()).into_owned())
@@ -500,16 +503,51 @@ pub fn default_store_bytes() -> u64 {
 /// The part of the store above which objects are written to disk before others need their room, unless told otherwise.
 pub const SPILL_AHEAD: f64 = 0.8;
 
-/// Where objects go when the store is full, and how much of the disk they may take: half of what is free. A temporary
-/// folder that lies in memory is no help when memory is short: then `/var/tmp`, which must not.
+/// Where objects go when the store is full, and how much of the disk they may take.
 pub fn default_spill() -> (PathBuf, u64) {
+    let dir = default_spill_dir();
+    let bytes = default_spill_bytes(&dir);
+    (dir, bytes)
+}
+
+/// Where objects go when the store is full. A temporary folder that lies in memory is no help when memory is short: then `/var/tmp`,
+/// which must not.
+pub fn default_spill_dir() -> PathBuf {
     const TMPFS: u64 = 0x0102_1994;
     let is_disk = |dir: &PathBuf| {
         let in_memory = rustix::fs::statfs(dir).is_ok_and(|stat| stat.f_type as u64 == TMPFS);
         !in_memory && rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
     };
     let candidates = [std::env::temp_dir(), PathBuf::from("/var/tmp")];
-    let dir = candidates.into_iter().find(is_disk).unwrap_or_else(std::env::temp_dir);
-    let free = rustix::fs::statvfs(&dir).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
-    (dir, free / 2)
+    candidates.into_iter().find(is_disk).unwrap_or_else(std::env::temp_dir)
+}
+
+/// How much of its disk objects in this folder may take, which need not be there yet: half of what is free.
+pub fn default_spill_bytes(dir: &Path) -> u64 {
+    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+    let disk = dir.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok());
+    disk.map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize) / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_may_take_half_of_the_disk_that_they_go_to() {
+        // A file system without blocks.
+        assert_eq!(default_spill_bytes(Path::new("/proc/spilled/objects")), 0);
+        let folder = tempfile::tempdir().unwrap();
+        assert!(default_spill_bytes(&folder.path().join("not/there/yet")) > 0);
+        assert!(default_spill_bytes(Path::new("relative")) > 0);
+    }
+
+    #[test]
+    fn a_node_offers_no_resource_that_would_be_taken_for_another() {
+        let refused = |name: &str| machine_resources(Some(1), 0, &BTreeMap::from([(name.to_owned(), 1.0)]));
+        for name in ["CPU", "cpu", "gpus", "Memory"] {
+            assert!(refused(name).is_err(), "{name}");
+        }
+        assert!(refused("accelerators").is_ok());
+    }
 }

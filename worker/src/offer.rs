@@ -30,7 +30,7 @@ pub struct Offer {
     pub object_store_memory: Option<u64>,
     /// Where objects go when the store is full.
     pub spill_dir: Option<PathBuf>,
-    /// How much may go there, in bytes; half of what is free if nothing is said.
+    /// How much may go there, in bytes; half of what is free on its disk if nothing is said.
     pub spill_limit: Option<u64>,
     /// The part of the store above which objects go there before others need their room; [`join::SPILL_AHEAD`] if nothing is said.
     pub spill_ahead: Option<f64>,
@@ -47,7 +47,7 @@ impl Offer {
     /// An option that makes no sense.
     pub fn node(self, found: Found, token: Token, ip: Option<IpAddr>) -> Result<NodeConfig, Error> {
         let gpus = gpus::of_machine(self.num_gpus, self.gpu_memory)?;
-        let (default_dir, default_limit) = join::default_spill();
+        let spill_dir = self.spill_dir.unwrap_or_else(join::default_spill_dir);
         Ok(NodeConfig {
             head: found.head,
             others: found.others,
@@ -58,8 +58,8 @@ impl Offer {
             labels: join::labels_of(&gpus, self.labels),
             gpus,
             store_bytes: self.object_store_memory.unwrap_or_else(join::default_store_bytes),
-            spill_dir: Some(self.spill_dir.unwrap_or(default_dir)),
-            spill_bytes: self.spill_limit.unwrap_or(default_limit),
+            spill_bytes: self.spill_limit.unwrap_or_else(|| join::default_spill_bytes(&spill_dir)),
+            spill_dir: Some(spill_dir),
             spill_ahead: self.spill_ahead.unwrap_or(join::SPILL_AHEAD),
             memory: MemoryConfig::given(self.memory_threshold, self.memory_check_interval)?,
             listen: ip.map(|ip| SocketAddr::new(ip, 0)),

@@ -150,7 +150,8 @@ fn write_new(folder: &impl AsFd, name: &str) -> std::io::Result<()> {
 fn private_folder(folder: &Path) -> Result<File, Error> {
     let what = || format!("the token's folder {}", folder.display());
     let failed = |why: String| Error::Failed { what: what(), why };
-    let io = |error: std::io::Error| Error::io(what(), &error);
+    let elsewhere = format!("set XDG_STATE_HOME or HOME to folders of your own, or {MAKE_A_TOKEN}");
+    let io = |error: std::io::Error| failed(format!("{error}; {elsewhere}"));
     if let Some(parent) = folder.parent() {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
         made.map_err(io)?;
@@ -165,7 +166,6 @@ fn private_folder(folder: &Path) -> Result<File, Error> {
         error => io(error.into()),
     })?;
     let meta = open.metadata().map_err(io)?;
-    let elsewhere = format!("set XDG_STATE_HOME or HOME to folders of your own, or {MAKE_A_TOKEN}");
     if meta.uid() != this_user() {
         return Err(failed(format!(
             "it belongs to user {}, and this is user {}; {elsewhere}",

@@ -110,6 +110,30 @@ mod tests {
         };
         let renamed = crate::actor::expand(quote!(crate = "a::b", max_concurrency = 2), &actor).unwrap();
         assert_eq!(names(&renamed), 0, "{renamed}");
+        let plain = quote!(
+            #[repr(C)]
+            #[plain(crate = "a::b")]
+            struct Pair {
+                x: u64,
+                y: u64,
+            }
+        );
+        let renamed = crate::plain::expand(&syn::parse2(plain).unwrap()).unwrap();
+        assert_eq!(names(&renamed), 0, "{renamed}");
+        let other = quote!(
+            #[repr(C)]
+            #[plain(name = "a::b")]
+            struct Pair {
+                x: u64,
+                y: u64,
+            }
+        );
+        assert!(
+            crate::plain::expand(&syn::parse2(other).unwrap())
+                .unwrap_err()
+                .to_string()
+                .contains("no options but `crate`")
+        );
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub fn actor(attribute: TokenStream, item: TokenStream) -> TokenStream {
 }
 
 /// Makes a struct of numbers an element of buffers; see `wingbeat::Plain`.
-#[proc_macro_derive(Plain)]
+#[proc_macro_derive(Plain, attributes(plain))]
 pub fn plain(item: TokenStream) -> TokenStream {
     let item = parse_macro_input!(item as syn::DeriveInput);
     plain::expand(&item).unwrap_or_else(|error| error.to_compile_error()).into()

@@ -3,7 +3,9 @@
 use proc_macro2::TokenStream;
 use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Data, DeriveInput, Meta, Token, punctuated::Punctuated};
+use syn::{Data, DeriveInput, Meta, Path, Token, punctuated::Punctuated};
+
+use crate::crate_path;
 
 pub(crate) fn expand(item: &DeriveInput) -> syn::Result<TokenStream> {
     let Data::Struct(data) = &item.data else {
@@ -21,6 +23,7 @@ pub(crate) fn expand(item: &DeriveInput) -> syn::Result<TokenStream> {
     if data.fields.is_empty() {
         return Err(syn::Error::new_spanned(&item.ident, "a struct without fields has no bytes that could be sent"));
     }
+    let path = crate_of(item)?;
     let name = &item.ident;
     let sizes = data.fields.iter().map(|field| {
         let ty = &field.ty;
@@ -35,7 +38,7 @@ pub(crate) fn expand(item: &DeriveInput) -> syn::Result<TokenStream> {
         ::core::assert!(::core::mem::size_of::<#name>() > 0, #empty);
         ::core::assert!(::core::mem::size_of::<#name>() == ::wingbeat::__private::sum(&[#(#sizes),*]), #padding);
     };
-    Ok(quote! {
+    let plain = quote! {
         const _: () = {
             const fn size_of_plain<T: ::wingbeat::Plain>() -> usize {
                 ::core::mem::size_of::<T>()
@@ -45,7 +48,22 @@ pub(crate) fn expand(item: &DeriveInput) -> syn::Result<TokenStream> {
 
         // SAFETY: the layout is fixed, each field is plain, and between them there is nothing.
         unsafe impl ::wingbeat::Plain for #name {}
-    })
+    };
+    Ok(crate_path::renamed(plain, path.as_ref()))
+}
+
+/// The path in `#[plain(crate = "path")]`.
+fn crate_of(item: &DeriveInput) -> syn::Result<Option<Path>> {
+    let mut path = None;
+    for attribute in item.attrs.iter().filter(|attribute| attribute.path().is_ident("plain")) {
+        for option in attribute.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated)? {
+            if !option.path().is_ident(crate_path::OPTION) {
+                return Err(syn::Error::new_spanned(&option, "#[plain] takes no options but `crate`"));
+            }
+            path = Some(crate_path::read(&option)?);
+        }
+    }
+    Ok(path)
 }
 
 /// Whether the struct says in which order its fields lie.

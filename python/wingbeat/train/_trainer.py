@@ -44,9 +44,10 @@ class TorchTrainer:
         torch_config: How ranks join the process group.
         scaling_config: How many ranks there are, and what each holds.
         run_config: The run's name, storage and behaviour.
-        datasets: Tables by name, or functions that make them: what pyarrow makes a table of. Each rank has as many rows
-            of each as the others (a rest that is smaller than the number of ranks is left out), and reads them with
-            `get_dataset_shard(name)`. The number of ranks must not vary.
+        datasets: By name, tables or functions that make them (what pyarrow makes a table of), or files: a path or URL, a list of
+            them, a `pyarrow.dataset.Dataset`, or what `read_files` returns. Ranks read them with `get_dataset_shard(name)`. Of a
+            table, each rank has as many rows as the others (a rest that is smaller than the number of ranks is left out), and the
+            number of ranks must not vary. Files are read row by row, with any number of ranks.
         dataset_config: Ray Train's; refused.
         validation_config: Ray Train's; refused.
         metadata: Ray Train's; refused.

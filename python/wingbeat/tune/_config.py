@@ -21,7 +21,7 @@ class TuneConfig:
         metric: The metric to improve.
         mode: "max" if more is better, or "min".
         num_samples: How many samples of the space are tried. With a `grid_search`, each is tried with all combinations of it. -1
-            tries one after the other until `time_budget_s` is over.
+            goes on until `time_budget_s` is over.
         max_concurrent_trials: How many trials run at a time; None for as many as the cluster has room for.
         search_alg: What chooses parameters, as `OptunaSearch`; None for the grid and random values.
         scheduler: What ends trials early, as `ASHAScheduler`; None for nothing.

@@ -39,6 +39,7 @@ _IN_USE, _LEAVE_S, _TELL_S = ".wingbeat-in-use", 60, 1
 
 # What `param_space` has for the loop of a `TorchTrainer`.
 LOOP_CONFIG = "train_loop_config"
+_THREADS = "OMP_NUM_THREADS"
 # Ray's variable: "0" leaves trials in the program's working directory.
 _CHANGES_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 
@@ -410,6 +411,9 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
 
     def call(trial: Trial) -> Any:
         config = _of_trial(run_config, trial)
+        if _THREADS not in os.environ:
+            # Others run beside it. As in Ray, it computes with as many threads as it holds CPUs.
+            config.env.setdefault(_THREADS, str(max(1, int((scaling.resources_per_worker or {}).get("CPU", 1)))))
         options = [*scaling.options(), *config.options(), "--storage", str(trial.folder), "--unprefixed"]
         # As their folders are called: of the search and of the trial.
         options += [_job.named("/".join(Path(trial.folder).parts[-2:]))]

@@ -56,7 +56,7 @@ impl Session {
     /// done, there will be no group.
     ///
     /// # Errors
-    /// It makes no sense, or its name is taken. That no nodes could ever hold it is what its readiness gives.
+    /// It makes no sense, its name is taken, or no nodes could ever hold it.
     pub async fn create_placement_group(&self, options: GroupOptions) -> Result<PlacementGroupSpec, Error> {
         let process = self.process().clone();
         let name = options.name.map(|name| ScopedName { namespace: process.wire.who.namespace.clone(), name });
