@@ -124,12 +124,12 @@ def test_each_trial_has_its_folder_and_knows_it(fit, tmp_path, monkeypatch):
 
 
 def test_a_function_that_has_returned_is_not_stopped(tmp_path, monkeypatch):
-    from wingbeat.tune import _trainable
+    from wingbeat.tune import _called
 
     before, here = signal.getsignal(signal.SIGTERM), os.getcwd()
     monkeypatch.setattr("wingbeat.train._report.report", lambda metrics: None)
     try:
-        _trainable.run(lambda config: {"x": 1}, {}, str(tmp_path))
+        _called.run(lambda config: {"x": 1}, {}, str(tmp_path))
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0)  # where Python would call the handler
     finally:

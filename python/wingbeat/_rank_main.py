@@ -250,8 +250,10 @@ def leave(code: int) -> "NoReturn":
 
 
 def keep_kernels() -> None:
-    """Has torch not take back the operators that it has registered in this process, which ends anyway: in a fork that writes to what
-    it shares with the others, and takes longer than all else at its end."""
+    """Has torch not take back the operators that it has registered in this process, which ends anyway.
+
+    It takes longer than all else at the end of a rank, and in a fork it writes to what is shared with the others.
+    """
     try:
         import weakref
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::cache;
 
 /// Files of the package, by their paths in it.
-const FILES: [(&str, &str); 90] = [
+const FILES: [(&str, &str); 91] = [
     ("__init__.py", include_str!("../python/__init__.py")),
     ("_command.py", include_str!("../python/_command.py")),
     ("_errors.py", include_str!("../python/_errors.py")),
@@ -85,6 +85,7 @@ const FILES: [(&str, &str); 90] = [
     ("train/_unsupported.py", include_str!("../python/train/_unsupported.py")),
     ("train/torch.py", include_str!("../python/train/torch.py")),
     ("tune/__init__.py", include_str!("../python/tune/__init__.py")),
+    ("tune/_called.py", include_str!("../python/tune/_called.py")),
     ("tune/_cluster.py", include_str!("../python/tune/_cluster.py")),
     ("tune/_config.py", include_str!("../python/tune/_config.py")),
     ("tune/_experiment.py", include_str!("../python/tune/_experiment.py")),

@@ -29,7 +29,7 @@ from wingbeat.train._context import EXPERIMENT, TRIAL, TRIAL_DIR
 from wingbeat.train._report import ITERATION
 from wingbeat.train._result import TrainingFailedError
 from wingbeat.train._trainer import TorchTrainer, result_of
-from wingbeat.tune import _space, _trainable
+from wingbeat.tune import _called, _space, _trainable
 
 _METRICS = "metrics.jsonl"
 # What `wingbeat train` leaves in a folder that it uses, after how long one that says nothing more is gone, and after how long a
@@ -184,7 +184,7 @@ class Trial(_trial.Trial):
         self.status, self.error, self.is_stopped, self._process = PENDING, None, False, None
         self.launched = self.began = self.ended = 0.0
         self._is_again = True
-        for name in (_trainable.STARTED, _trainable.RAISED):
+        for name in (_called.STARTED, _called.RAISED):
             (self.folder / name).unlink(missing_ok=True)
         self.begins_anew = not from_checkpoint
         if self.begins_anew:
@@ -238,7 +238,7 @@ class Trial(_trial.Trial):
         """
         if not self.began:
             with contextlib.suppress(OSError):
-                self.began = float((self.folder / _trainable.STARTED).read_text(encoding="ascii"))
+                self.began = float((self.folder / _called.STARTED).read_text(encoding="ascii"))
         try:
             with open(self.folder / _METRICS, "rb") as file:
                 file.seek(self._read)
@@ -265,7 +265,7 @@ class Trial(_trial.Trial):
     def _raised_itself(self) -> LaunchFailed | None:
         """What its function raised before it was asked to end."""
         try:
-            return LaunchFailed(pickle.loads((self.folder / _trainable.RAISED).read_bytes()), 0)
+            return LaunchFailed(pickle.loads((self.folder / _called.RAISED).read_bytes()), 0)
         except Exception:  # it has raised nothing, or its class is not to be had here
             return None
 
@@ -419,7 +419,7 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
         options += [_job.named("/".join(Path(trial.folder).parts[-2:]))]
         launcher = Launcher(options, env=config.env, command=trial.command, cluster=cluster)
         what = (trainable, trial.config, str(trial.folder))
-        finished = launcher.function(_trainable.run, what, {"changes_folder": changes_folder}, all_return=True)
+        finished = launcher.function(_called.run, what, {"changes_folder": changes_folder}, all_return=True)
         return result_of(finished.told, str(trial.folder)).best_checkpoints
 
     return call, scaling
