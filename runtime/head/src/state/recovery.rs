@@ -424,7 +424,7 @@ impl State {
         let Some(recovering) = &mut self.recovering else { return };
         if let Some((info, _)) = recovering.nodes.remove(&id) {
             // What it could hold was possible.
-            self.nodes.remember_info(info, self.now);
+            self.nodes.remember_info(info, self.now, why);
             self.never_back(id, why);
         }
     }
@@ -743,7 +743,7 @@ impl State {
         let Some(recovering) = self.recovering.take() else { return };
         self.programs_version += 1;
         for (node, (info, _)) in recovering.nodes {
-            self.nodes.remember_info(info, self.now);
+            self.nodes.remember_info(info, self.now, AWAY);
             self.never_back(node, AWAY);
         }
         self.tell_how_many_nodes();

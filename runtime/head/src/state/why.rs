@@ -275,7 +275,7 @@ impl State {
     }
 
     fn explain_node(&self, id: NodeId) -> Option<Explanation> {
-        let node = self.nodes.get(id)?;
+        let Some(node) = self.nodes.get(id) else { return self.explain_lost_node(id) };
         let mut explanation =
             Explanation { subject: title(node), state: "takes work".into(), ..Explanation::default() };
         if let Some(drain) = &node.draining {
@@ -296,6 +296,19 @@ impl State {
         }
         explanation.holders = self.holders(&[node], &node.info.resources);
         Some(explanation)
+    }
+
+    fn explain_lost_node(&self, id: NodeId) -> Option<Explanation> {
+        let lost = self.nodes.lost(id)?;
+        let what_follows =
+            "what ran there runs elsewhere, or has failed; a worker that is started again is another node";
+        Some(Explanation {
+            subject: format!("{} ({id})", lost.hostname),
+            state: "is lost".into(),
+            since_ms: Some(lost.at),
+            reasons: vec![lost.why.clone(), what_follows.into()],
+            ..Explanation::default()
+        })
     }
 
     fn explain_group(&self, id: PlacementGroupId) -> Option<Explanation> {

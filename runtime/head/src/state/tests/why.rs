@@ -243,6 +243,22 @@ fn every_row_of_what_waits_can_be_asked_about() {
     }
 }
 
+#[test]
+fn a_node_that_is_lost_is_remembered_with_why_and_since_when() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.step(Event::NodeLost(NodeId(1), "the head heard nothing from it for 30 s".into()));
+    bench.now += 5_000;
+    let explained = why(&mut bench, Subject::Node(NodeId(1)));
+    assert_eq!((explained.state.as_str(), explained.since_ms), ("is lost", Some(5_000)));
+    assert_says(&shown(&explained), &["host1 (node-000000000001) is lost", "heard nothing from it for 30 s"]);
+    for node in 2..2_000 {
+        bench.node(node, cpus(1.0));
+        bench.step(Event::NodeLost(NodeId(node), "its connection ended".into()));
+    }
+    assert!(bench.state.explain(bench.now, Subject::Node(NodeId(1))).is_none(), "1,024 are remembered");
+    assert!(bench.state.explain(bench.now, Subject::Node(NodeId(1_999))).is_some());
+}
+
 /// What a driver that waits is advised to do.
 fn help(bench: &mut Bench, process: ProcessId) -> String {
     why(bench, Subject::Process(process)).help.join("\n")
