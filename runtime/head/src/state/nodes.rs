@@ -375,6 +375,15 @@ impl Node {
         }
     }
 
+    /// What it is, in a word.
+    pub(super) fn standing(&self) -> &'static str {
+        match (self.suspect, &self.draining) {
+            (Some(_), _) => "suspect",
+            (None, Some(_)) => "draining",
+            (None, None) => "alive",
+        }
+    }
+
     /// Whether anything new may be placed on it.
     pub(super) fn takes_more(&self) -> bool {
         self.draining.is_none() && self.suspect.is_none()

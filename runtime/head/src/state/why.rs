@@ -311,6 +311,15 @@ impl State {
         })
     }
 
+    /// A job, and what decides how soon its work is placed, for people.
+    fn title_of_job(&self, job: JobId) -> String {
+        let Some(spec) = self.jobs.get(&job).map(|job| &job.spec) else { return job.to_string() };
+        let is_own = spec.namespace == job.to_string();
+        let namespace = if is_own { String::new() } else { format!(", namespace `{}`", spec.namespace) };
+        let priority = if spec.priority == 0 { String::new() } else { format!(", priority {}", spec.priority) };
+        format!("job {} ({job}{namespace}{priority})", spec.name)
+    }
+
     fn explain_group(&self, id: PlacementGroupId) -> Option<Explanation> {
         let Some(group) = self.groups.get(id) else {
             let cause = self.groups.cause_of_end(id)?;
@@ -322,9 +331,9 @@ impl State {
                 ..Explanation::default()
             });
         };
-        let asked = super::gangs::shown(&group.spec);
+        let (asked, job) = (super::gangs::shown(&group.spec), self.title_of_job(group.spec.job));
         let mut explanation =
-            Explanation { subject: format!("{}: {asked}", group.spec.title()), ..Explanation::default() };
+            Explanation { subject: format!("{} of {job}: {asked}", group.spec.title()), ..Explanation::default() };
         let waiter = Waiter::Group(id);
         if group.is_placed() {
             explanation.state = "is placed".into();
