@@ -1,12 +1,13 @@
 //! `wingbeat stack`.
 
 use std::borrow::Cow;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::{StreamExt, stream};
-use wingbeat_core::JobId;
+use wingbeat_core::{InvalidId, JobId};
 use wingbeat_net::messages::{ProcessStacks, ProgramStacks, StackFrame, Subject};
 use wingbeat_net::mux;
 
@@ -39,13 +40,25 @@ pub(crate) struct StackArgs {
     json: bool,
 }
 
+/// What can be looked at, besides a job.
+struct Looked(Subject);
+
+impl FromStr for Looked {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Looked, InvalidId> {
+        let expected = "task-…, object-…, actor-…, process-…, job-… or a process id";
+        text.parse().map(Looked).map_err(|invalid| InvalidId { expected, ..invalid })
+    }
+}
+
 pub(crate) async fn stack(args: StackArgs) -> Result<()> {
     if args.id.starts_with("job-") {
         return of_job(args).await;
     }
-    named::check::<Subject>(&args.id)?;
+    named::check::<Looked>(&args.id)?;
     let head = connect(&args.at).await?;
-    let subject: Subject = named::whole(&head, &args.id).await?.parse()?;
+    let Looked(subject) = named::whole(&head, &args.id).await?.parse()?;
     let stacks = head.stacks(mux::within(LIMIT), subject).await.context("the head did not answer")??;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&stacks)?);
@@ -157,6 +170,12 @@ mod tests {
     use wingbeat_net::messages::ThreadStack;
 
     use super::*;
+
+    #[test]
+    fn what_can_be_looked_at_is_named_where_something_else_is_given() {
+        let said = named::check::<Looked>("abc").unwrap_err().to_string();
+        assert!(said.contains("actor-…, process-…, job-… or a process id"), "{said}");
+    }
 
     #[test]
     fn a_name_longer_than_a_line_has_no_types_in_it() {

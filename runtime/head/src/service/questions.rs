@@ -62,7 +62,7 @@ impl Shell {
             }
             Subject::Pid(pid, node) => Ok(self.process_of_pid(pid, node).await?),
             Subject::Node(_) | Subject::PlacementGroup(_) => {
-                let what = format!("{subject} has no threads; name a task, an object, an actor, or a process");
+                let what = format!("{subject} has no threads; name a task, an object, an actor, a process or a job");
                 return Err(Error::InvalidArgument { what });
             }
         };
