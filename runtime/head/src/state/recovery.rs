@@ -419,6 +419,14 @@ impl State {
         }
     }
 
+    /// Whether one of those has come back, when all had time for that.
+    pub(crate) fn is_back(&self, who: Absentee) -> bool {
+        match who {
+            Absentee::Node(node, _) => self.nodes.get(node).is_some(),
+            Absentee::Driver(_, job) => self.is_job_running(job),
+        }
+    }
+
     /// A node that was there before will not come back.
     pub(super) fn absent_node_lost(&mut self, id: NodeId, why: &str) {
         let Some(recovering) = &mut self.recovering else { return };

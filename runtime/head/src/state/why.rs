@@ -311,6 +311,11 @@ impl State {
         })
     }
 
+    /// Why a node is lost, as far as that is remembered.
+    pub(crate) fn why_lost(&self, node: NodeId) -> Option<&str> {
+        self.nodes.lost(node).map(|lost| lost.why.as_str())
+    }
+
     /// A job, and what decides how soon its work is placed, for people.
     fn title_of_job(&self, job: JobId) -> String {
         let Some(spec) = self.jobs.get(&job).map(|job| &job.spec) else { return job.to_string() };
