@@ -231,12 +231,9 @@ async fn stand_by(
 ) -> Result<Option<HeadHandle>> {
     let mut standby = Head::stand_by(config, of, file).await.context("cannot start the standby")?;
     let address = standby.address().tcp.context("the standby does not listen")?;
-    if let Some(head) = standby.head().and_then(|head| head.tcp) {
-        say_of_daemon!("wingbeat head standing by at {address} for the head at {head}");
-    }
-    let is_current = standby.is_current();
-    tokio::pin!(is_current);
-    let mut is_told = standby.head().is_none();
+    let (has_begun, is_current) = (standby.has_begun(), standby.is_current());
+    tokio::pin!(has_begun, is_current);
+    let (mut begins, mut is_told) = (false, standby.head().is_none());
     loop {
         tokio::select! {
             outcome = standby.outcome() => return match outcome {
@@ -252,7 +249,13 @@ async fn stand_by(
                 }
                 Outcome::Failed(error) => Err(error).context("the standby ends"),
             },
-            () = &mut is_current, if !is_told => {
+            () = &mut has_begun, if !begins => {
+                begins = true;
+                if let Some(head) = standby.head().and_then(|head| head.tcp) {
+                    say_of_daemon!("wingbeat head standing by at {address} for the head at {head}");
+                }
+            }
+            () = &mut is_current, if begins && !is_told => {
                 is_told = true;
                 say_of_daemon!("  it has all that the head has written, and takes over when that is gone");
             }
