@@ -298,6 +298,12 @@ impl State {
         Some(explanation)
     }
 
+    /// What is said of a node that has no connection to the head, with its host; none of others.
+    pub(crate) fn suspicion_of(&self, now: Millis, node: NodeId) -> Option<String> {
+        let node = self.nodes.get(node)?;
+        Some(format!("{} {}", title(node), suspicion(node, now)?))
+    }
+
     fn explain_lost_node(&self, id: NodeId) -> Option<Explanation> {
         let lost = self.nodes.lost(id)?;
         let what_follows =
