@@ -140,7 +140,7 @@ fn without_long_types(function: &str) -> Cow<'_, str> {
 }
 
 fn shown(stacks: &ProcessStacks) -> String {
-    let ProcessStacks { pid, hostname, runs, threads, programs } = stacks;
+    let ProcessStacks { pid, hostname, runs, threads, idle, programs } = stacks;
     let mut text = format!("pid {pid} on {hostname}: {runs}\n");
     for ProgramStacks { pid, name, stacks } in programs {
         let name = if name.is_empty() { String::new() } else { format!("{name}: ") };
@@ -161,6 +161,11 @@ fn shown(stacks: &ProcessStacks) -> String {
                 _ => format!("    {function}\n        {place}\n"),
             };
         }
+    }
+    match idle {
+        0 => {}
+        1 => text += "\nand 1 idle thread of the runtime\n",
+        _ => text += &format!("\nand {idle} idle threads of the runtime\n"),
     }
     text
 }
@@ -210,11 +215,12 @@ mod tests {
             stacks: "Thread 0x1 (most recent call first):\n  File \"train.py\"\n".into(),
         }];
         let threads = vec![main, deaf];
-        let stacks = ProcessStacks { pid: 7, hostname: "here".into(), runs: "jobs::work".into(), threads, programs };
+        let stacks =
+            ProcessStacks { pid: 7, hostname: "here".into(), runs: "jobs::work".into(), threads, idle: 45, programs };
         let wanted = format!(
             "pid 7 on here: jobs::work\n\nrank 1 of 2: program 9, which it has started\n    Thread 0x1 (most recent call first):\n      File \"train.py\"\n\n\
              thread 7 `main` sleeps in the kernel's futex_do_wait\n    jobs::wait  src/jobs.rs:12\n    \
-             {long}\n        src/long.rs:1\n\nthread 8 `deaf` runs\n    (it blocks)\n"
+             {long}\n        src/long.rs:1\n\nthread 8 `deaf` runs\n    (it blocks)\n\nand 45 idle threads of the runtime\n"
         );
         assert_eq!(shown(&stacks), wanted);
     }
