@@ -16,7 +16,7 @@ use wingbeat_worker::offer::Offer;
 use wingbeat_worker::{join, token};
 
 use crate::say::{note, say_of_daemon};
-use crate::signals::{Signals, TERMINATED};
+use crate::signals::{INTERRUPTED, Signals};
 use crate::sizes;
 
 /// The port of a head unless told otherwise.
@@ -38,7 +38,7 @@ pub(crate) struct HeadArgs {
     /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
     /// that is started with the file of another goes on with its cluster: nodes and programs wait for it for --lost-after
     /// after the last one has ended, at the same address and with the same token. Without a file they do so, too, and up
-    /// to three nodes keep what would be in it, in memory. With a file, SIGTERM ends the head alone, as
+    /// to three nodes keep what would be in it, in memory. With a file, SIGTERM and SIGHUP end the head alone, as
     /// SIGKILL does; Ctrl-C and `wingbeat stop` end the cluster. Only you can read the file; the
     /// programs of detached actors lie beside it, in FILE.programs.
     #[arg(long, value_name = "FILE")]
@@ -198,8 +198,7 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     say_of_daemon!("  look at it:     {variable}wingbeat status --address {address}");
     tokio::select! {
         asked = signals.next() => {
-            // As supervisors stop what they are about to start again.
-            if args.journal.is_some() && asked.what == TERMINATED {
+            if leaves_the_cluster(args.journal.is_some(), asked.what) {
                 let next = match head.standby() {
                     Some(standby) => format!("its standby at {standby} takes over"),
                     None => format!(
@@ -220,6 +219,12 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     }
     head.shutdown().await;
     Ok(())
+}
+
+/// Whether a head that is asked to end leaves its cluster to the next one: not where somebody interrupts it, at a terminal. Supervisors
+/// stop so what they are about to start again, and a terminal that is closed says nothing of the cluster.
+fn leaves_the_cluster(keeps_journal: bool, asked: &str) -> bool {
+    keeps_journal && asked != INTERRUPTED
 }
 
 /// Stands by until it leads; none when it ends before.
@@ -378,6 +383,12 @@ mod tests {
                 "{said}"
             );
         }
+    }
+
+    #[test]
+    fn a_head_with_a_journal_ends_its_cluster_only_where_somebody_interrupts_it() {
+        assert!(leaves_the_cluster(true, "terminated") && leaves_the_cluster(true, "hung up"));
+        assert!(!leaves_the_cluster(true, INTERRUPTED) && !leaves_the_cluster(false, "terminated"));
     }
 
     #[test]
