@@ -61,7 +61,9 @@ pub(crate) struct HeadArgs {
     #[arg(long, value_name = "ADDRESS", requires = "journal")]
     standby_of: Option<String>,
     /// Lead although the journal names a standby that may have taken over, and does not answer. Only if it is certain that no other head of
-    /// this cluster runs or will run: two heads would start actors twice. If the standby answers that it leads, this is refused.
+    /// this cluster runs or will run: two heads would start actors twice. If the standby answers that it leads, this is refused. It is for
+    /// once, as where the standby's machine has burned: from then on the journal names no standby, and the head is started as before. Give it
+    /// a new standby on another machine, with --standby-of and a FILE of its own.
     #[arg(long, requires = "journal", conflicts_with = "standby_of")]
     without_standby: bool,
 }
