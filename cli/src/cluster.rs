@@ -10,7 +10,7 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::{NodeId, ResourceSet};
 use wingbeat_net::address;
 use wingbeat_net::handshake::Hello;
-use wingbeat_net::messages::ClusterState;
+use wingbeat_net::messages::{ClusterState, OwningJob};
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::seek;
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, ProcessRequest, ProcessResponse};
@@ -35,7 +35,7 @@ pub(crate) struct Where {
 /// Show the machines, jobs, actors and whatever waits, and why it waits.
 #[derive(Args)]
 pub(crate) struct StatusArgs {
-    /// Show only what has this id, or begins with it alone, and what is on that node: node-…, actor-…, group-…, job-….
+    /// Show only what has this id, or begins with it alone, and what is on that node, or of that job waits: node-…, actor-…, group-…, job-….
     id: Option<String>,
     #[command(flatten)]
     at: Where,
@@ -179,7 +179,7 @@ fn stopped() -> Result<()> {
     Ok(())
 }
 
-/// Keeps what has this id, or is on the node of this id.
+/// Keeps what has this id, is on the node of this id, or of the job of this id as far as that is said of it.
 fn keep_only(id: &str, state: &mut ClusterState) {
     let is_it = |other: &dyn ToString| other.to_string() == id;
     state.nodes.retain(|node| is_it(&node.info.id));
@@ -189,21 +189,22 @@ fn keep_only(id: &str, state: &mut ClusterState) {
     let is_there = |bundles: &[(ResourceSet, Option<NodeId>)]| {
         bundles.iter().any(|(_, node)| node.is_some_and(|node| is_it(&node)))
     };
-    state.placement_groups.retain(|group| is_it(&group.id) || is_there(&group.bundles));
+    let is_of_it = |job: &OwningJob| job.id.is_some_and(|job| is_it(&job));
+    state.placement_groups.retain(|group| is_it(&group.id) || is_there(&group.bundles) || is_of_it(&group.job));
     state.quotas.clear();
-    state.pending.retain(|row| row.id == id);
+    state.pending.retain(|row| row.id == id || is_of_it(&row.job));
 }
 
 #[cfg(test)]
 mod tests {
     use wingbeat_core::spec::PlacementStrategy;
-    use wingbeat_core::{ActorId, PlacementGroupId};
-    use wingbeat_net::messages::{ActorRow, PlacementGroupRow};
+    use wingbeat_core::{ActorId, JobId, PlacementGroupId, ProcessId};
+    use wingbeat_net::messages::{ActorRow, PendingRow, PlacementGroupRow};
 
     use super::*;
 
     #[test]
-    fn one_id_shows_what_has_it_and_what_is_on_its_node() {
+    fn one_id_shows_what_has_it_and_what_is_on_its_node_or_of_its_job() {
         let actor = |id, node| ActorRow {
             id: ActorId(id),
             class_name: "Counter".into(),
@@ -213,9 +214,20 @@ mod tests {
             pid: None,
             restarts: 0,
         };
+        let of = |id| OwningJob { id: Some(JobId(id)), ..OwningJob::default() };
+        let waits = |process, job| PendingRow {
+            name: "square".into(),
+            id: ProcessId(process).to_string(),
+            job: of(job),
+            resources: ResourceSet::new(),
+            count: 1,
+            is_group: false,
+            why: String::new(),
+        };
         let group = PlacementGroupRow {
             id: PlacementGroupId(5),
             name: None,
+            job: of(6),
             state: "placed".into(),
             strategy: PlacementStrategy::Pack,
             bundles: vec![(ResourceSet::new(), Some(NodeId(1))), (ResourceSet::new(), Some(NodeId(2)))],
@@ -230,16 +242,17 @@ mod tests {
             actors: vec![actor(3, 1), actor(4, 2)],
             placement_groups: vec![group],
             quotas: Vec::new(),
-            pending: Vec::new(),
+            pending: vec![waits(8, 6), waits(9, 7)],
         };
         let shown = |id: &str| {
             let mut state = all.clone();
             keep_only(id, &mut state);
             let actors: Vec<u64> = state.actors.iter().map(|actor| actor.id.0).collect();
-            (state.absent.len(), actors, state.placement_groups.len())
+            (state.absent.len(), actors, state.placement_groups.len(), state.pending.len())
         };
-        assert_eq!(shown(&NodeId(2).to_string()), (1, vec![4], 1));
-        assert_eq!(shown(&ActorId(3).to_string()), (0, vec![3], 0));
-        assert_eq!(shown(&PlacementGroupId(5).to_string()), (0, vec![], 1));
+        assert_eq!(shown(&NodeId(2).to_string()), (1, vec![4], 1, 0));
+        assert_eq!(shown(&ActorId(3).to_string()), (0, vec![3], 0, 0));
+        assert_eq!(shown(&PlacementGroupId(5).to_string()), (0, vec![], 1, 0));
+        assert_eq!(shown(&JobId(6).to_string()), (0, vec![], 1, 1), "what of a job waits");
     }
 }

@@ -16,7 +16,7 @@ use wingbeat_worker::offer::Offer;
 use wingbeat_worker::{join, token};
 
 use crate::say::{note, say_of_daemon};
-use crate::signals::{Signals, TERMINATED};
+use crate::signals::{INTERRUPTED, Signals};
 use crate::sizes;
 
 /// The port of a head unless told otherwise.
@@ -38,7 +38,7 @@ pub(crate) struct HeadArgs {
     /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
     /// that is started with the file of another goes on with its cluster: nodes and programs wait for it for --lost-after
     /// after the last one has ended, at the same address and with the same token. Without a file they do so, too, and up
-    /// to three nodes keep what would be in it, in memory. With a file, SIGTERM ends the head alone, as
+    /// to three nodes keep what would be in it, in memory. With a file, SIGTERM and SIGHUP end the head alone, as
     /// SIGKILL does; Ctrl-C and `wingbeat stop` end the cluster. Only you can read the file; the
     /// programs of detached actors lie beside it, in FILE.programs.
     #[arg(long, value_name = "FILE")]
@@ -61,7 +61,9 @@ pub(crate) struct HeadArgs {
     #[arg(long, value_name = "ADDRESS", requires = "journal")]
     standby_of: Option<String>,
     /// Lead although the journal names a standby that may have taken over, and does not answer. Only if it is certain that no other head of
-    /// this cluster runs or will run: two heads would start actors twice. Refused while the standby answers.
+    /// this cluster runs or will run: two heads would start actors twice. Refused while the standby answers. It is for
+    /// once, as where the standby's machine has burned: from then on the journal names no standby, and the head is started as before. Give it
+    /// a new standby on another machine, with --standby-of and a FILE of its own.
     #[arg(long, requires = "journal", conflicts_with = "standby_of")]
     without_standby: bool,
 }
@@ -198,8 +200,7 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     say_of_daemon!("  look at it:     {variable}wingbeat status --address {address}");
     tokio::select! {
         asked = signals.next() => {
-            // As supervisors stop what they are about to start again.
-            if args.journal.is_some() && asked.what == TERMINATED {
+            if leaves_the_cluster(args.journal.is_some(), asked.what) {
                 let next = match head.standby() {
                     Some(standby) => format!("its standby at {standby} takes over"),
                     None => format!(
@@ -222,6 +223,12 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     Ok(())
 }
 
+/// Whether a head that is asked to end leaves its cluster to the next one: not where somebody interrupts it, at a terminal. Supervisors
+/// stop so what they are about to start again, and a terminal that is closed says nothing of the cluster.
+fn leaves_the_cluster(keeps_journal: bool, asked: &str) -> bool {
+    keeps_journal && asked != INTERRUPTED
+}
+
 /// Stands by until it leads; none when it ends before.
 async fn stand_by(
     config: HeadConfig,
@@ -231,12 +238,9 @@ async fn stand_by(
 ) -> Result<Option<HeadHandle>> {
     let mut standby = Head::stand_by(config, of, file).await.context("cannot start the standby")?;
     let address = standby.address().tcp.context("the standby does not listen")?;
-    if let Some(head) = standby.head().and_then(|head| head.tcp) {
-        say_of_daemon!("wingbeat head standing by at {address} for the head at {head}");
-    }
-    let is_current = standby.is_current();
-    tokio::pin!(is_current);
-    let mut is_told = standby.head().is_none();
+    let (has_begun, is_current) = (standby.has_begun(), standby.is_current());
+    tokio::pin!(has_begun, is_current);
+    let (mut begins, mut is_told) = (false, standby.head().is_none());
     loop {
         tokio::select! {
             outcome = standby.outcome() => return match outcome {
@@ -252,7 +256,13 @@ async fn stand_by(
                 }
                 Outcome::Failed(error) => Err(error).context("the standby ends"),
             },
-            () = &mut is_current, if !is_told => {
+            () = &mut has_begun, if !begins => {
+                begins = true;
+                if let Some(head) = standby.head().and_then(|head| head.tcp) {
+                    say_of_daemon!("wingbeat head standing by at {address} for the head at {head}");
+                }
+            }
+            () = &mut is_current, if begins && !is_told => {
                 is_told = true;
                 say_of_daemon!("  it has all that the head has written, and takes over when that is gone");
             }
@@ -375,6 +385,12 @@ mod tests {
                 "{said}"
             );
         }
+    }
+
+    #[test]
+    fn a_head_with_a_journal_ends_its_cluster_only_where_somebody_interrupts_it() {
+        assert!(leaves_the_cluster(true, "terminated") && leaves_the_cluster(true, "hung up"));
+        assert!(!leaves_the_cluster(true, INTERRUPTED) && !leaves_the_cluster(false, "terminated"));
     }
 
     #[test]

@@ -23,7 +23,7 @@ fn of_status() {
 
     Arguments:
       [ID]
-              Show only what has this id, or begins with it alone, and what is on that node: node-…, actor-…, group-…, job-…
+              Show only what has this id, or begins with it alone, and what is on that node, or of that job waits: node-…, actor-…, group-…, job-…
 
     Options:
           --address <ADDRESS>

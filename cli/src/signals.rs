@@ -15,13 +15,13 @@ pub(crate) struct Asked {
 /// Listens for them.
 pub(crate) struct Signals(Vec<(Asked, Signal)>);
 
-/// What SIGTERM does.
-pub(crate) const TERMINATED: &str = "terminated";
+/// What SIGINT does.
+pub(crate) const INTERRUPTED: &str = "interrupted";
 
 /// What has happened when a signal comes.
 const NAMES: [(&str, SignalKind, &str); 6] = [
-    ("SIGINT", SignalKind::interrupt(), "interrupted"),
-    ("SIGTERM", SignalKind::terminate(), TERMINATED),
+    ("SIGINT", SignalKind::interrupt(), INTERRUPTED),
+    ("SIGTERM", SignalKind::terminate(), "terminated"),
     ("SIGHUP", SignalKind::hangup(), "hung up"),
     ("SIGQUIT", SignalKind::quit(), "told to quit"),
     ("SIGUSR1", SignalKind::user_defined1(), "got SIGUSR1"),

@@ -1,12 +1,13 @@
 //! `wingbeat stack`.
 
 use std::borrow::Cow;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::{StreamExt, stream};
-use wingbeat_core::JobId;
+use wingbeat_core::{InvalidId, JobId};
 use wingbeat_net::messages::{ProcessStacks, ProgramStacks, StackFrame, Subject};
 use wingbeat_net::mux;
 
@@ -39,13 +40,25 @@ pub(crate) struct StackArgs {
     json: bool,
 }
 
+/// What can be looked at, besides a job.
+struct Looked(Subject);
+
+impl FromStr for Looked {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Looked, InvalidId> {
+        let expected = "task-…, object-…, actor-…, process-…, job-… or a process id";
+        text.parse().map(Looked).map_err(|invalid| InvalidId { expected, ..invalid })
+    }
+}
+
 pub(crate) async fn stack(args: StackArgs) -> Result<()> {
     if args.id.starts_with("job-") {
         return of_job(args).await;
     }
-    named::check::<Subject>(&args.id)?;
+    named::check::<Looked>(&args.id)?;
     let head = connect(&args.at).await?;
-    let subject: Subject = named::whole(&head, &args.id).await?.parse()?;
+    let Looked(subject) = named::whole(&head, &args.id).await?.parse()?;
     let stacks = head.stacks(mux::within(LIMIT), subject).await.context("the head did not answer")??;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&stacks)?);
@@ -127,7 +140,7 @@ fn without_long_types(function: &str) -> Cow<'_, str> {
 }
 
 fn shown(stacks: &ProcessStacks) -> String {
-    let ProcessStacks { pid, hostname, runs, threads, programs } = stacks;
+    let ProcessStacks { pid, hostname, runs, threads, idle, programs } = stacks;
     let mut text = format!("pid {pid} on {hostname}: {runs}\n");
     for ProgramStacks { pid, name, stacks } in programs {
         let name = if name.is_empty() { String::new() } else { format!("{name}: ") };
@@ -149,6 +162,11 @@ fn shown(stacks: &ProcessStacks) -> String {
             };
         }
     }
+    match idle {
+        0 => {}
+        1 => text += "\nand 1 idle thread of the runtime\n",
+        _ => text += &format!("\nand {idle} idle threads of the runtime\n"),
+    }
     text
 }
 
@@ -157,6 +175,12 @@ mod tests {
     use wingbeat_net::messages::ThreadStack;
 
     use super::*;
+
+    #[test]
+    fn what_can_be_looked_at_is_named_where_something_else_is_given() {
+        let said = named::check::<Looked>("abc").unwrap_err().to_string();
+        assert!(said.contains("actor-…, process-…, job-… or a process id"), "{said}");
+    }
 
     #[test]
     fn a_name_longer_than_a_line_has_no_types_in_it() {
@@ -191,11 +215,12 @@ mod tests {
             stacks: "Thread 0x1 (most recent call first):\n  File \"train.py\"\n".into(),
         }];
         let threads = vec![main, deaf];
-        let stacks = ProcessStacks { pid: 7, hostname: "here".into(), runs: "jobs::work".into(), threads, programs };
+        let stacks =
+            ProcessStacks { pid: 7, hostname: "here".into(), runs: "jobs::work".into(), threads, idle: 45, programs };
         let wanted = format!(
             "pid 7 on here: jobs::work\n\nrank 1 of 2: program 9, which it has started\n    Thread 0x1 (most recent call first):\n      File \"train.py\"\n\n\
              thread 7 `main` sleeps in the kernel's futex_do_wait\n    jobs::wait  src/jobs.rs:12\n    \
-             {long}\n        src/long.rs:1\n\nthread 8 `deaf` runs\n    (it blocks)\n"
+             {long}\n        src/long.rs:1\n\nthread 8 `deaf` runs\n    (it blocks)\n\nand 45 idle threads of the runtime\n"
         );
         assert_eq!(shown(&stacks), wanted);
     }

@@ -9,7 +9,7 @@ use wingbeat_core::names::{printable, printable_lines};
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::ScopedName;
 use wingbeat_core::{Amount, ResourceSet};
-use wingbeat_net::messages::ClusterState;
+use wingbeat_net::messages::{ClusterState, OwningJob};
 
 use crate::cluster::What;
 use crate::sizes;
@@ -191,12 +191,7 @@ impl Shown {
         let numbers = headings.split_off(3);
         headings.extend(&numbers);
         let rows = state.nodes.iter().map(|node| {
-            let standing = match (node.suspect_secs, &node.draining) {
-                (Some(_), _) => "suspect",
-                (None, Some(_)) => "draining",
-                (None, None) => "alive",
-            };
-            let mut row = vec![node.info.id.to_string(), short(&node.info.hostname), standing.to_owned()];
+            let mut row = vec![node.id.to_string(), short(&node.info.hostname), node.state.clone()];
             let of = |name: &&str| match node.info.resources.get(name) {
                 total if total > Amount::ZERO => {
                     used_of(name, total.as_f64(), node.available.get(name).as_f64(), false)
@@ -267,6 +262,7 @@ impl Shown {
             vec![
                 group.id.to_string(),
                 scoped(group.name.as_ref()),
+                whose(&group.job),
                 group.state.clone(),
                 format!("{:?}", group.strategy),
                 group.bundles.len().to_string(),
@@ -275,7 +271,7 @@ impl Shown {
         });
         let rows = rows.collect();
         self.title("placement groups");
-        self.table(&["group", "name", "state", "strategy", "bundles", "nodes"], &["bundles"], rows);
+        self.table(&["group", "name", "of", "state", "strategy", "bundles", "nodes"], &["bundles"], rows);
     }
 
     fn quotas(&mut self, state: &ClusterState) {
@@ -322,11 +318,12 @@ impl Shown {
             return;
         }
         let rows = state.pending.iter().map(|row| {
-            vec![short(&row.name), row.count.to_string(), printable_lines(&row.why).into_owned(), row.id.clone()]
+            let why = printable_lines(&row.why).into_owned();
+            vec![short(&row.name), whose(&row.job), row.count.to_string(), why, row.id.clone()]
         });
         let rows = rows.collect();
         self.title("waiting (`wingbeat why ID` says more)");
-        self.table(&["what", "wants", "why", "id"], &["wants"], rows);
+        self.table(&["what", "of", "wants", "why", "id"], &["wants"], rows);
     }
 }
 
@@ -428,6 +425,16 @@ fn short(name: &str) -> String {
 
 fn scoped(name: Option<&ScopedName>) -> String {
     name.map(|name| short(&format!("{}/{}", name.namespace, name.name))).unwrap_or_default()
+}
+
+/// Whose something is: the name of its job, and what most jobs do not have, a namespace that was given and a priority.
+fn whose(job: &OwningJob) -> String {
+    let Some(id) = job.id.map(|id| id.to_string()) else { return String::new() };
+    let name = if job.name.is_empty() { id.clone() } else { short(&job.name) };
+    let namespace = Some(&job.namespace).filter(|namespace| !namespace.is_empty() && **namespace != id);
+    let priority = (job.priority != 0).then(|| format!("priority {}", job.priority));
+    let parts = [Some(name), namespace.map(|namespace| short(namespace)), priority];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// Which nodes a head that was started again has not heard yet.

@@ -2,7 +2,9 @@
 
 use wingbeat_core::spec::{Address, MachineId, PlacementStrategy};
 use wingbeat_core::{ActorId, JobId, NodeId, PlacementGroupId, ProcessId};
-use wingbeat_net::messages::{ActorRow, JobState, NodeInfo, NodeState, PendingRow, PlacementGroupRow, QuotaRow};
+use wingbeat_net::messages::{
+    ActorRow, JobState, NodeInfo, NodeState, OwningJob, PendingRow, PlacementGroupRow, QuotaRow,
+};
 
 use super::*;
 
@@ -22,6 +24,8 @@ fn node(id: u64, hostname: &str, cpus: u32, gpus: u32) -> NodeState {
     let memory = bytes(16 * GIB);
     let resources = ResourceSet::cpus(Amount::whole(cpus)).with(GPU, Amount::whole(gpus)).with(MEMORY, memory);
     NodeState {
+        id: NodeId(id),
+        state: "alive".into(),
         info: NodeInfo {
             id: NodeId(id),
             address: Address {
@@ -69,7 +73,7 @@ fn busy() -> ClusterState {
     let mut beta = node(43, "beta", 8, 0);
     beta.info.resources.set("licence", Amount::whole(3));
     beta.available = beta.info.resources.clone();
-    beta.suspect_secs = Some(12);
+    (beta.state, beta.suspect_secs) = ("suspect".into(), Some(12));
     let job = |id, name: &str, state: &str, leases| JobState {
         id: JobId(id),
         name: name.to_owned(),
@@ -79,6 +83,11 @@ fn busy() -> ClusterState {
         leases,
     };
     let lab = JobState { namespace: "lab".into(), priority: -10, ..job(9, "nightly", "running", 1) };
+    let of = |job: &JobState| {
+        let JobState { id, name, namespace, priority, .. } = job.clone();
+        OwningJob { id: Some(id), name, namespace, priority }
+    };
+    let sweep = job(7, "sweep", "running", 6);
     let actor = |id: u64, class: &str, state: &str, node: Option<u64>, pid: Option<u32>, restarts| ActorRow {
         id: ActorId(id),
         class_name: class.to_owned(),
@@ -88,10 +97,11 @@ fn busy() -> ClusterState {
         pid,
         restarts,
     };
+    let (of_sweep, of_lab) = (of(&sweep), of(&lab));
     ClusterState {
         uptime_secs: 3 * 3600 + 62,
         nodes: vec![alpha, beta],
-        jobs: vec![job(7, "sweep", "running", 6), job(8, "wingbeat train digits.py", "ended", 0), lab],
+        jobs: vec![sweep, job(8, "wingbeat train digits.py", "ended", 0), lab],
         actors: vec![
             actor(900, "Counter", "alive", Some(42), Some(4711), 0),
             actor(901, "sweep::trial::ParameterServer", "restarting", None, None, 3),
@@ -99,6 +109,7 @@ fn busy() -> ClusterState {
         placement_groups: vec![PlacementGroupRow {
             id: PlacementGroupId(5),
             name: None,
+            job: of_sweep,
             state: "placed".into(),
             strategy: PlacementStrategy::StrictSpread,
             bundles: vec![(ResourceSet::new(), Some(NodeId(42))), (ResourceSet::new(), Some(NodeId(43)))],
@@ -111,6 +122,7 @@ fn busy() -> ClusterState {
         pending: vec![PendingRow {
             name: "train".into(),
             id: "process-000000000011".into(),
+            job: of_lab,
             resources: ResourceSet::cpus(Amount::whole(4)).with(GPU, Amount::whole(4)),
             count: 3,
             is_group: false,
@@ -157,9 +169,9 @@ fn a_busy_cluster_fits_into_eighty_columns() {
                           rver
 
     placement groups
-      group               state   strategy      bundles  nodes
-      group-000000000005  placed  StrictSpread        2  node-00000000002a,
-                                                         node-00000000002b
+      group               of     state   strategy      bundles  nodes
+      group-000000000005  sweep  placed  StrictSpread        2  node-00000000002a,
+                                                                node-00000000002b
 
     quotas
       namespace  used   limit
@@ -169,10 +181,11 @@ fn a_busy_cluster_fits_into_eighty_columns() {
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)
-      what   wants  why                                         id
-      train      3  each needs 4 CPU, 4 GPU; no node has that   process-000000000011
-                    much: the largest is alpha with 8 CPU, 2
-                    GPU
+      what   of             wants  why                          id
+      train  nightly, lab,      3  each needs 4 CPU, 4 GPU; no  process-000000000011
+             priority -10          node has that much: the
+                                   largest is alpha with 8
+                                   CPU, 2 GPU
     ");
 }
 
@@ -201,8 +214,8 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
       actor-000000000385  ParameterServer  restarting                                  3
 
     placement groups
-      group               state   strategy      bundles  nodes
-      group-000000000005  placed  StrictSpread        2  node-00000000002a, node-00000000002b
+      group               of     state   strategy      bundles  nodes
+      group-000000000005  sweep  placed  StrictSpread        2  node-00000000002a, node-00000000002b
 
     quotas
       namespace  used   limit
@@ -212,8 +225,8 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)
-      what   wants  why                                                                                     id
-      train      3  each needs 4 CPU, 4 GPU; no node has that much: the largest is alpha with 8 CPU, 2 GPU  process-000000000011
+      what   of                          wants  why                                                                                     id
+      train  nightly, lab, priority -10      3  each needs 4 CPU, 4 GPU; no node has that much: the largest is alpha with 8 CPU, 2 GPU  process-000000000011
     ");
 }
 
@@ -275,6 +288,7 @@ fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
 
     placement groups
       group     group-000000000005
+      of        sweep
       state     placed
       strategy  StrictSpread
       bundles   2
@@ -288,12 +302,12 @@ fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)
-      what   wants  why                     id
-      train      3  each needs 4 CPU, 4     process-000000000011
-                    GPU; no node has that
-                    much: the largest is
-                    alpha with 8 CPU, 2
-                    GPU
+      what   train
+      of     nightly, lab, priority -10
+      wants  3
+      why    each needs 4 CPU, 4 GPU; no node has that much: the
+             largest is alpha with 8 CPU, 2 GPU
+      id     process-000000000011
     ");
 }
 

@@ -19,7 +19,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Say why something waits, or where it runs.
 ///
 /// Takes what `wingbeat status` shows (an actor, a placement group, a node, a process whose tasks wait), or as much of it as tells it apart
-/// from others (node-1f2e), or what a program prints for a ref or a task: task-…, object-…, actor-…, group-…, node-…, process-….
+/// from others (node-1f2e), what a program prints for a ref or a task, or the process id of a worker process: task-…, object-…, actor-…,
+/// group-…, node-…, process-…, 12345, or 12345@node-…. What of a job waits, `wingbeat status job-…` shows.
 #[derive(Args)]
 pub(crate) struct WhyArgs {
     /// What to explain.
@@ -77,10 +78,7 @@ pub(crate) struct QuotaArgs {
 
 pub(crate) async fn why(args: WhyArgs) -> Result<()> {
     if args.id.starts_with("job-") {
-        bail!(
-            "a job is not explained: `wingbeat status` shows what of it waits, and `wingbeat stack {}` what it does",
-            args.id
-        );
+        bail!("`wingbeat status {0}` shows what of a job waits, and `wingbeat stack {0}` what it does", args.id);
     }
     named::check::<Subject>(&args.id)?;
     let head = connect(&args.at).await?;

@@ -119,6 +119,15 @@ impl Daemon {
         self.log.wait_for(text)
     }
 
+    /// Waits for `text` on its standard error. All of that, until it is there.
+    ///
+    /// # Errors
+    /// It does not come.
+    pub fn wait_for_error(&self, text: &str) -> Result<String> {
+        self.errors.wait_for(text)?;
+        Ok(self.errors())
+    }
+
     /// What it has written to its standard error so far.
     pub fn errors(&self) -> String {
         self.errors.lines.lock().map(|lines| lines.0.join("\n")).unwrap_or_default()

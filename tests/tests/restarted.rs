@@ -228,6 +228,50 @@ fn a_head_that_a_supervisor_stops_leaves_its_cluster_to_the_next() {
 }
 
 #[test]
+fn a_head_whose_terminal_is_closed_leaves_its_cluster_to_the_next() {
+    if std::env::var_os(WITHOUT).is_some() {
+        return;
+    }
+    let (mut cluster, _driver) = cluster(1, 2);
+    let counter = Counter::remote();
+    assert_eq!(counter.add().get_blocking().unwrap(), 1);
+    let mut last = cluster.take_head().unwrap();
+    let pid = rustix::process::Pid::from_raw(last.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    assert!(last.wait_for_end().unwrap());
+    last.wait_for_error("nodes and programs wait").unwrap();
+    cluster.start_head().unwrap();
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+    assert_eq!(counter.add().get_blocking().unwrap(), 2);
+}
+
+/// As where the disk of the head is lost, and a backup is put back.
+#[test]
+fn a_head_with_a_copy_of_the_journal_from_before_the_last_head_goes_on_with_what_is_in_the_copy() {
+    if std::env::var_os(WITHOUT).is_some() {
+        return;
+    }
+    let (mut cluster, _driver) = cluster(1, 2);
+    let counter = Counter::remote();
+    assert_eq!(counter.add().get_blocking().unwrap(), 1);
+    let (journal, copy) = (cluster.journal(), cluster.folder().join("copy"));
+    cluster.terminate_head().unwrap();
+    std::fs::copy(&journal, &copy).unwrap();
+    cluster.start_head().unwrap();
+    assert_eq!(Counter::remote().add().get_blocking().unwrap(), 1, "all are with the next head");
+    cluster.terminate_head().unwrap();
+    // After a clean stop the file is complete by itself.
+    std::fs::remove_file(journal.with_file_name("journal-count")).unwrap();
+    std::fs::rename(&copy, &journal).unwrap();
+    cluster.start_head().unwrap();
+    assert_eq!(Counter::remote().add().get_blocking().unwrap(), 1);
+    assert_eq!(counter.add().get_blocking().unwrap(), 2, "it is the same life");
+    let said = cluster.head_errors();
+    assert!(said.contains("an earlier head, which had 1 node and 1 program"), "{said}");
+    assert!(!said.contains("given up"), "{said}");
+}
+
+#[test]
 fn a_cluster_that_is_stopped_while_it_comes_back_ends_in_order() {
     let (mut cluster, driver) = cluster(2, 1);
     assert_eq!(double::remote(4).get_blocking().unwrap(), 8);

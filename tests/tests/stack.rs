@@ -119,6 +119,46 @@ fn the_function_in_which_a_task_spins_or_an_actor_sleeps_is_named() {
 }
 
 #[test]
+fn a_process_that_is_stopped_and_one_on_a_node_that_is_suspect_are_named_with_their_host() {
+    let cluster = TestCluster::with_head_args(1, 1, false, &["--suspect-after", "1s", "--lost-after", "90s"]).unwrap();
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    let reader = Reader::remote();
+    let pid = reader.pid().get_blocking().unwrap();
+    let signal = |pid: u32, signal| {
+        rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    };
+    signal(pid, rustix::process::Signal::STOP);
+    let begun = std::time::Instant::now();
+    let text = loop {
+        let (found, text) = stack(&cluster, &pid.to_string());
+        // The kernel stops it in a moment.
+        if !found {
+            break text;
+        }
+    };
+    assert!(
+        text.contains(&format!("pid {pid} on ")) && text.contains("it is stopped") && text.contains("state T"),
+        "{text}"
+    );
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "nobody is waited for");
+    signal(pid, rustix::process::Signal::CONT);
+    let node = cluster.node_pid(0).unwrap();
+    signal(node, rustix::process::Signal::STOP);
+    let actor = cluster.state().unwrap()["actors"][0]["id"].as_str().unwrap().to_owned();
+    while cluster.state().unwrap()["nodes"][0]["state"] != "suspect" {
+        std::thread::yield_now();
+    }
+    let answers = [actor, pid.to_string(), "4000000000".to_owned()].map(|id| stack(&cluster, &id));
+    signal(node, rustix::process::Signal::CONT);
+    for (found, text) in answers {
+        assert!(
+            !found && text.contains("is suspect: it has had no connection to the head for") && text.contains("(node-"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn a_job_is_all_of_its_processes_and_a_process_below_one_is_found() {
     let cluster = TestCluster::start(1, 3).unwrap();
     let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));

@@ -163,6 +163,8 @@ fn a_head_that_stands_still_is_taken_over_from_and_what_runs_on_its_machine_goes
     // It notices that it leads no more, and nobody goes back to it.
     kill_process(stopped, Signal::CONT).unwrap();
     assert!(wait_for_end(last.pid(), Duration::from_secs(60)));
+    let said = last.wait_for_error("this head ends").unwrap();
+    assert!(said.matches("this head ends").count() == 1 && said.ends_with("--journal FILE`)"), "{said}");
     load.goes_on(3);
     let calls = load.end();
     assert_eq!(counter.add().get_blocking().unwrap(), calls + 1);
@@ -201,6 +203,23 @@ fn a_head_whose_standby_is_killed_goes_on_and_says_so_and_the_next_standby_knows
 }
 
 #[test]
+fn a_second_standby_is_refused_before_it_says_that_it_stands_by_and_leaves_no_file() {
+    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
+    cluster.start_standby("second").unwrap();
+    let mut command = cluster.command().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    command
+        .args(["head", "--port", "0", "--standby-of", cluster.address(), "--journal"])
+        .arg(folder.path().join("third"));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("has a standby already"), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn a_head_that_is_started_again_before_its_standby_has_taken_over_asks_it() {
     // The standby does not even notice.
     let slow = [("WINGBEAT_TAKEOVER_MS", "60000")];
@@ -231,7 +250,7 @@ fn the_last_head_is_refused_also_where_the_one_that_has_taken_over_does_not_answ
     let leader = Pid::from_raw(cluster.head_pid().unwrap() as i32).unwrap();
     kill_process(leader, Signal::STOP).unwrap();
     let port = address.rsplit(':').next().unwrap();
-    // Its file has more transactions than that of the other, and is older.
+    // Its number would be later than that of the other, and what is in its file is older.
     let mut again = cluster.command().unwrap();
     let again = again.args(["head", "--port", port, "--journal"]).arg(&journal).output().unwrap();
     kill_process(leader, Signal::CONT).unwrap();

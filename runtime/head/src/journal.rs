@@ -7,7 +7,7 @@
 //! soon as there is room ([`Durable::write`]).
 //!
 //! Damage is found and not passed over in silence. Each fact has a checksum; the seal counts the facts, sums their checksums
-//! up, and counts the transactions. SQLite drops the end of its write-ahead log from the first damaged page on, and opens
+//! up, and numbers the transactions. SQLite drops the end of its write-ahead log from the first damaged page on, and opens
 //! what was true before: so the number of the last acknowledged transaction also lies in a file of its own (`FILE-count`).
 //! It is written without waiting for the disk, after the transaction was: a head that was killed finds it exact, and after
 //! a power failure it may be too low, never too high. At a clean stop the log is folded in, and the file is complete by
@@ -148,10 +148,10 @@ impl Journal {
         let mut writer =
             Writer { file, place: None, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
         // From now on it is in use, until it is closed in order.
-        writer.write(&Changes::new(), Use::Begins).map_err(failed)?;
+        writer.write(&Changes::new(), Use::Opens).map_err(failed)?;
         writer.place = Some(Place::of(path).map_err(|error| self::failed(path, error))?);
         let written = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
-        // A standby that has taken over has written less than the head before it.
+        // A standby may have a clock that is behind that of the head before it.
         let epoch = written.max(latest_epoch(&facts) + 1);
         let (queue, incoming) = mpsc::sync_channel(QUEUED);
         let thread = std::thread::Builder::new()
@@ -281,7 +281,7 @@ struct Seal {
     facts: i64,
     /// Their checksums, added up.
     sum: i64,
-    /// How often something was written.
+    /// The number of the last transaction. Each has the next one, but for that with which a head opens the file.
     transactions: i64,
     /// The last head ended in order: nothing lies beside the file.
     is_closed: bool,
@@ -330,7 +330,11 @@ impl Known {
     /// something is owed, too.
     fn after<'a>(&self, owed: &'a Changes, intended: &'a Changes, using: Use) -> Option<(Seal, Vec<Change<'a>>)> {
         let is_closed = using == Use::Ends;
-        let mut seal = Seal { is_closed, transactions: self.seal.transactions + 1, ..self.seal };
+        // By the clock where a head opens it: one with an older copy of the file would else have the number of a head that has led
+        // since, and be taken for that.
+        let least = if using == Use::Opens { Epoch::by_clock().0 as i64 } else { 0 };
+        let transactions = least.max(self.seal.transactions + 1);
+        let mut seal = Seal { is_closed, transactions, ..self.seal };
         let mut made = Vec::with_capacity(owed.len() + intended.len());
         for (key, fact) in owed.iter().filter(|(key, _)| !intended.contains_key(*key)).chain(intended) {
             let before = self.checksums.get(key).copied();
@@ -344,7 +348,8 @@ impl Known {
             seal.sum = seal.sum.wrapping_sub(before.unwrap_or(0)).wrapping_add(after.unwrap_or(0));
             made.push(Change { key, fact });
         }
-        let is_changed = using == Use::Begins || !made.is_empty() || seal.is_closed != self.seal.is_closed;
+        let is_used = matches!(using, Use::Opens | Use::Tries);
+        let is_changed = is_used || !made.is_empty() || seal.is_closed != self.seal.is_closed;
         is_changed.then_some((seal, made))
     }
 
@@ -458,8 +463,7 @@ fn read(file: &Connection, path: &Path, count: &Count) -> Result<(ClusterId, Vec
     }
     match count.acknowledged {
         Some(acknowledged) if acknowledged > seal.transactions => {
-            let lost = acknowledged - seal.transactions;
-            return Err(damaged(path, &format!("its last {lost} transactions are missing")));
+            return Err(damaged(path, "its last transactions are missing"));
         }
         Some(_) => {}
         None if seal.is_closed || !seal.is_known() => {}
@@ -494,8 +498,10 @@ pub(crate) type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 /// Whether a head goes on using the file after a transaction.
 #[derive(Clone, Copy, PartialEq)]
 enum Use {
-    /// A head opens it, and gets a number of its own; or it is tried whether it can be written.
-    Begins,
+    /// A head opens it, and gets a number of its own.
+    Opens,
+    /// It is tried whether it can be written.
+    Tries,
     GoesOn,
     Ends,
 }
@@ -545,7 +551,7 @@ impl Writer {
                     }
                 }
                 // Also where nothing is owed, it is tried whether there is room again: somebody may wait for a lease.
-                Err(mpsc::RecvTimeoutError::Timeout) => using = Use::Begins,
+                Err(mpsc::RecvTimeoutError::Timeout) => using = Use::Tries,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return self.close();
                 }

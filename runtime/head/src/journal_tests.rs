@@ -130,6 +130,21 @@ async fn nobody_else_can_read_it_or_what_lies_beside_it() {
 }
 
 #[tokio::test]
+async fn a_head_with_an_older_copy_of_the_file_is_not_taken_for_one_that_has_led_since() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, copy] = ["journal", "copy"].map(|name| dir.path().join(name));
+    drop(Journal::open(&path, ClusterId(7)).unwrap());
+    std::fs::copy(&path, &copy).unwrap();
+    let (journal, last) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.intend(vec![quota("a", 1)]).await.unwrap();
+    drop(journal);
+    let (_, with_copy) = Journal::open(&copy, ClusterId(7)).unwrap();
+    assert!(with_copy.epoch > last.epoch, "{:?}, {:?}", with_copy.epoch, last.epoch);
+    let (_, next) = Journal::open(&path, ClusterId(7)).unwrap();
+    assert!(next.epoch > last.epoch);
+}
+
+#[tokio::test]
 async fn the_file_alone_is_complete_after_a_clean_stop() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");

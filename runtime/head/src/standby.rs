@@ -67,6 +67,7 @@ pub struct StandbyHandle {
     address: Address,
     head: Option<Address>,
     outcome: oneshot::Receiver<Outcome>,
+    has_begun: watch::Receiver<bool>,
     is_current: watch::Receiver<bool>,
     _stop: watch::Sender<()>,
 }
@@ -82,14 +83,14 @@ impl StandbyHandle {
         self.head.as_ref()
     }
 
+    /// Waits until it stands by: the head has accepted it, or does not answer. It never does where the head refuses it at once.
+    pub fn has_begun(&self) -> impl Future<Output = ()> + Send + use<> {
+        until_true(self.has_begun.clone())
+    }
+
     /// Waits until it has all that it needs, and may take over.
     pub fn is_current(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut is_current = self.is_current.clone();
-        async move {
-            if is_current.wait_for(|is_current| *is_current).await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
+        until_true(self.is_current.clone())
     }
 
     /// Waits until it leads, or ends.
@@ -99,6 +100,13 @@ impl StandbyHandle {
             why: "a part of the standby has failed; see its log".into(),
         };
         (&mut self.outcome).await.unwrap_or_else(|_| Outcome::Failed(ended()))
+    }
+}
+
+/// Waits until that is true, which may be never.
+async fn until_true(mut watched: watch::Receiver<bool>) {
+    if watched.wait_for(|is_true| *is_true).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -132,6 +140,10 @@ struct Standby {
     programs: Arc<Programs>,
     /// Jobs and actors, for the programs that may be needed.
     known: Mutex<BTreeMap<FactKey, Fact>>,
+    /// Whether its file was made for it.
+    is_new_file: bool,
+    /// Whether the head has accepted it, or was not there.
+    has_begun: watch::Sender<bool>,
     /// Whether it has all that the head has written, and may take over. For whoever waits for that.
     is_current: watch::Sender<bool>,
     /// How long it was paused last since the file cannot be written; none while it can.
@@ -168,7 +180,8 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
     let HeadConfig { tcp, token, cluster, patience: own } = config;
     let hello = Hello { role: Role::Head, purpose: Purpose::Control, ..Hello::of_tool() };
     let found = seek::dial_head(head, "the head", &token, hello).await;
-    if !file.exists() {
+    let is_new_file = !file.exists();
+    if is_new_file {
         // No file is made for a head that is not there.
         found.as_ref().map_err(Clone::clone)?;
     }
@@ -215,8 +228,8 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
             let address = head.address().clone();
             let _ = outcome.send(Outcome::Leads(head));
             let (_stop, _) = watch::channel(());
-            let is_current = watch::channel(true).1;
-            return Ok(StandbyHandle { address, head: None, outcome: told, is_current, _stop });
+            let (has_begun, is_current) = (watch::channel(true).1, watch::channel(true).1);
+            return Ok(StandbyHandle { address, head: None, outcome: told, has_begun, is_current, _stop });
         }
         // It was current when it ended, or is not: nodes know.
         (Err(_), Some(head)) => (head, last, own_ip(succession.as_ref(), tcp)),
@@ -224,7 +237,8 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
         (Ok(_), _) => unreachable!("one that has led follows nobody"),
     };
     let cluster = remembered.cluster.unwrap_or(new);
-    begin(Begins { tcp, token, cluster, head, epoch, ip, file, journal, facts: remembered.facts, succession }).await
+    let facts = remembered.facts;
+    begin(Begins { tcp, token, cluster, head, epoch, ip, file, is_new_file, journal, facts, succession }).await
 }
 
 /// This machine's address, by which the last head knew this standby.
@@ -256,13 +270,14 @@ struct Begins<'a> {
     /// This machine's address on the way to the head.
     ip: Option<IpAddr>,
     file: &'a Path,
+    is_new_file: bool,
     journal: Journal,
     facts: Vec<Fact>,
     succession: Option<Succession>,
 }
 
 async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
-    let Begins { tcp, token, cluster, head, epoch, ip, file, journal, facts, succession } = with;
+    let Begins { tcp, token, cluster, head, epoch, ip, file, is_new_file, journal, facts, succession } = with;
     can_be_reached(tcp, ip)?;
     let listener = Listener::bind(ProcessId(cluster.0), tcp).await?;
     let mut address = listener.address().clone();
@@ -286,6 +301,8 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
         journal: Mutex::new(Some(Arc::new(journal))),
         programs: Arc::new(Programs::beside(file)?),
         known: Mutex::new(known),
+        is_new_file,
+        has_begun: watch::Sender::new(false),
         is_current: watch::Sender::new(false),
         cannot_write: Mutex::default(),
         lacks: Arc::default(),
@@ -294,7 +311,7 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
     });
     standby.note_succession(succession);
     let (outcome, told) = oneshot::channel();
-    let is_current = standby.is_current.subscribe();
+    let (has_begun, is_current) = (standby.has_begun.subscribe(), standby.is_current.subscribe());
     let (listening, serving) = (standby.clone(), standby.clone());
     let accepted = move |stream: Stream, hello: Hello| match serving.leads.get() {
         Some(shell) => {
@@ -321,7 +338,11 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
             () = serve => {}
             () = ended => {}
             () = async {
-                let _ = outcome.send(standby.clone().stand_by().await);
+                let ended = standby.clone().stand_by().await;
+                if matches!(ended, Outcome::Failed(_)) && standby.is_new_file && !*standby.has_begun.borrow() {
+                    standby.remove_file().await;
+                }
+                let _ = outcome.send(ended);
                 std::future::pending().await
             } => {}
         }
@@ -334,7 +355,7 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
             shell.is_defect("taking connections", &said);
         }
     });
-    Ok(StandbyHandle { address, head: Some(head), outcome: told, is_current, _stop: stop })
+    Ok(StandbyHandle { address, head: Some(head), outcome: told, has_begun, is_current, _stop: stop })
 }
 
 impl Standby {
@@ -388,6 +409,35 @@ impl Standby {
     /// Whether it has all that the head has written, and may take over.
     fn note_whether_current(&self, is_current: bool) {
         self.is_current.send_if_modified(|current| std::mem::replace(current, is_current) != is_current);
+    }
+
+    /// It was refused before there was anything to copy.
+    async fn remove_file(&self) {
+        self.close_journal().await;
+        for beside in ["", "-count", "-wal", "-shm"] {
+            let mut file = self.file.clone().into_os_string();
+            file.push(beside);
+            // What cannot be removed stays, and is used by the next standby.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+
+    /// Waits until nothing is written to the file any more.
+    async fn close_journal(&self) {
+        let mut journal = self.journal.lock().take();
+        while let Some(shared) = journal {
+            match Arc::try_unwrap(shared) {
+                Ok(last) => {
+                    let _ = tokio::task::spawn_blocking(move || drop(last)).await;
+                    break;
+                }
+                // Something is being written.
+                Err(shared) => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    journal = Some(shared);
+                }
+            }
+        }
     }
 
     async fn stand_by(self: Arc<Self>) -> Outcome {
@@ -488,6 +538,7 @@ impl Standby {
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(%error, "cannot reach the head");
+                    self.has_begun.send_replace(true);
                     if matches!(error, DialError::Failed(Error::Refused { .. })) {
                         // It would refuse the next one, too.
                         tokio::time::sleep(REFUSED_PAUSE).await;
@@ -497,7 +548,7 @@ impl Standby {
                         self.deciding.lock().head_is_gone();
                     }
                 }
-                Err(_) => {}
+                Err(_) => drop(self.has_begun.send_replace(true)),
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -527,6 +578,9 @@ impl Standby {
             let asks = Follow { standby: self.address.clone(), written, generation };
             let asked = self.now();
             let answer = client.follow(mux::within(limits().takeover), asks.clone()).await;
+            if !matches!(&answer, Ok(Err(Error::Refused { .. }))) {
+                self.has_begun.send_replace(true);
+            }
             let facts = match answer {
                 Err(_) => return Ended::Connection,
                 Ok(Err(error @ Error::Refused { .. })) => return Ended::Standby(Outcome::Failed(error)),
@@ -694,20 +748,7 @@ impl Standby {
         tracing::warn!("the standby takes over");
         let before = self.way.address();
         // The file is opened again as that of a head.
-        let mut journal = self.journal.lock().take();
-        while let Some(shared) = journal {
-            match Arc::try_unwrap(shared) {
-                Ok(last) => {
-                    let _ = tokio::task::spawn_blocking(move || drop(last)).await;
-                    break;
-                }
-                // Something is being written.
-                Err(shared) => {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                    journal = Some(shared);
-                }
-            }
-        }
+        self.close_journal().await;
         let (journal, mut remembered) = Journal::open(&self.file, self.cluster)?;
         remembered.epoch = remembered.epoch.max(epoch);
         // The last head may lead until it notices that nobody supports it, and nodes that only it reaches go on as long after that.

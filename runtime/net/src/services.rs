@@ -12,8 +12,9 @@ use crate::messages::*;
 pub trait Head {
     /// One-way messages, in order: a batch of this number. A batch may come again over another connection.
     async fn deliver(number: u64, messages: Vec<HeadMessage>);
-    /// Whether the head still knows who has connected again. Asked before anything else is said over the new connection.
-    async fn resume() -> bool;
+    /// Why the head does not know any more who has connected again; none if it does. Asked before anything else is said over the new
+    /// connection.
+    async fn resume() -> Option<String>;
     /// A node daemon joins, with what runs on it if it knew a head before. It must do so before its other messages.
     async fn join_node(node: NodeInfo, running: Running) -> Result<ClusterView, Error>;
     /// A driver joins.

@@ -17,7 +17,7 @@ mod output;
 mod scratch;
 mod socket;
 mod spawned;
-mod stacks;
+pub(crate) mod stacks;
 mod stdin;
 
 use std::collections::BTreeMap;
@@ -270,9 +270,19 @@ impl Running {
         }
     }
 
-    /// What all threads of the process do now, as Python tells it. Says why where it does not.
+    /// What all threads of the process do now, as Python tells it. Says why where it does not, and first that it is stopped, if it is.
     pub(crate) fn stacks(&self) -> String {
-        Program::stacks(self).map_or_else(|| "it does not run".into(), |known| known.stacks)
+        let pid = match &*self.state() {
+            State::Starting | State::Cancelled => return "it has not begun yet".into(),
+            State::Runs { reach, .. } => reach.pid(),
+            State::Ended => return stacks::ENDED.into(),
+        };
+        let stopped = match stacks::is_stopped(pid) {
+            true => format!("{}: SIGCONT to pid {pid} has it go on\n", stacks::STOPPED),
+            false => String::new(),
+        };
+        // It may have ended since.
+        Program::stacks(self).map_or_else(|| stacks::ENDED.into(), |known| stopped + &known.stacks)
     }
 
     fn started(&self, reach: Reach, stacks: Arc<Stacks>) {
@@ -541,6 +551,27 @@ mod tests {
         assert_eq!(killed.shown(), "was killed by signal 9");
         let shown = Outcome { out_of_memory: true, ..killed }.shown();
         assert!(shown.contains("out of memory"), "{shown}");
+    }
+
+    #[test]
+    fn what_is_said_of_a_rank_says_whether_it_is_stopped_or_has_ended() {
+        use std::os::unix::process::CommandExt;
+        let mut child = std::process::Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
+        let leader = Pid::from_raw(child.id() as i32).unwrap();
+        let running = Running::default();
+        assert_eq!(running.stacks(), "it has not begun yet");
+        let nowhere = Stacks::new("/nowhere/python", "rank 0 of 1".into()).unwrap();
+        running.started(Reach::Group(leader), Arc::new(nowhere));
+        rustix::process::kill_process(leader, Signal::STOP).unwrap();
+        // It is there in a moment.
+        while !stacks::is_stopped(child.id() as i32) {
+            std::thread::yield_now();
+        }
+        let said = running.stacks();
+        assert!(said.starts_with(&format!("{}: SIGCONT to pid {}", stacks::STOPPED, child.id())), "{said}");
+        running.ended();
+        assert_eq!(running.stacks(), stacks::ENDED);
+        child.wait().unwrap();
     }
 
     #[test]

@@ -17,6 +17,10 @@ const LIMIT: Duration = Duration::from_secs(3);
 const PY_SPY_LIMIT: Duration = Duration::from_secs(5);
 /// What is said of a process that cannot be asked.
 pub(super) const DEAF: &str = "it does not tell its stacks: it is not Python, or has not begun yet";
+/// What is said of a process that has ended.
+pub(crate) const ENDED: &str = "it has ended";
+/// How what is said of a process begins that does not go on by itself.
+pub(crate) const STOPPED: &str = "it is stopped";
 
 pub(super) struct Stacks {
     /// Whose they are, for people.
@@ -130,7 +134,7 @@ impl Stacks {
 }
 
 /// Whether somebody has stopped the process on purpose.
-fn is_stopped(pid: i32) -> bool {
+pub(super) fn is_stopped(pid: i32) -> bool {
     wingbeat_process::programs::doing(&format!("/proc/{pid}")).is_some_and(|(_, state)| state.starts_with("is stopped"))
 }
 

@@ -104,8 +104,8 @@ impl HeadLink {
 enum Loss {
     #[error("the head is gone: nobody listens there any more; start this worker again when it is back")]
     Gone,
-    #[error("the head has given this node up, because it had heard nothing from it for {:?}; start this worker again", limits().lost)]
-    GivenUp,
+    #[error("the head has given this node up, because {0}; start this worker again")]
+    GivenUp(String),
     #[error(
         "the head has answered nothing for {0:?}: it is gone, or will run elsewhere what ran here; start this worker again when there is a head"
     )]
@@ -230,13 +230,13 @@ impl Daemon {
             }
             (connection, client) = self.serve_head(stream);
             match self.come_back(&client, &info, met, snapshot.as_ref()).await {
-                Ok(true) => {
+                Ok(None) => {
                     self.head.way.joined(met);
                     self.tell_of_patience();
                     tracing::info!("the head is back");
                     self.talk(&connection, &client).await;
                 }
-                Ok(false) => break Loss::GivenUp,
+                Ok(Some(why)) => break Loss::GivenUp(why),
                 // The next connection may tell.
                 Err(_) => {}
             }
@@ -285,14 +285,14 @@ impl Daemon {
         }
     }
 
-    /// Goes on with the head over a new connection. Whether it still knows this node, or does now.
+    /// Goes on with the head over a new connection. Why it does not know this node any more; none if it does, or does now.
     async fn come_back(
         &self,
         client: &HeadClient,
         info: &NodeInfo,
         met: Met,
         snapshot: Option<&Snapshot>,
-    ) -> Result<bool, RpcError> {
+    ) -> Result<Option<String>, RpcError> {
         let (Met::Next(_), Some(snapshot)) = (met, snapshot) else {
             return client.resume(mux::within(limits().silence)).await;
         };
@@ -301,7 +301,7 @@ impl Daemon {
         if let Err(error) = &joined {
             tracing::warn!(%error, "the head that was started again does not take this node");
         }
-        Ok(joined.is_ok())
+        Ok(joined.err().map(|error| error.to_string()))
     }
 
     /// Waits for an answer, and asks the head meanwhile whether it knows this node: it may have to wait for its disk.

@@ -119,10 +119,20 @@ impl Daemon {
 impl Daemon {
     /// Asks a worker process what its threads do: others cannot reach it as surely.
     async fn stacks_of(&self, process: ProcessId) -> Result<ProcessStacks, Error> {
-        let known = self.pool.lock().state.address_of(process);
+        let (known, pid) = {
+            let pool = self.pool.lock();
+            (pool.state.address_of(process), pool.state.pid_of(process))
+        };
         let address = known.ok_or_else(|| Error::InvalidArgument { what: format!("{process} has ended") })?;
+        // One that is stopped answers nobody, and takes no connection.
+        still(pid)?;
+        let asked = self.ask_for_stacks(&address).await;
+        asked.map_err(|error| still(pid).err().unwrap_or(error))
+    }
+
+    async fn ask_for_stacks(&self, address: &Address) -> Result<ProcessStacks, Error> {
         let hello = self.hello(Purpose::Control);
-        let stream = address::dial(&address, "the worker process", &self.who.token, hello).await?;
+        let stream = address::dial(address, "the worker process", &self.who.token, hello).await?;
         let (connection, client, server) =
             mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         drop(server);
@@ -131,6 +141,20 @@ impl Daemon {
         connection.close();
         mux::answered(answer, "the worker process")?
     }
+}
+
+/// Refuses to ask a process that the kernel does not let run.
+///
+/// # Errors
+/// It is stopped, or held by a debugger.
+fn still(pid: u32) -> Result<(), Error> {
+    let state = match wingbeat_process::programs::doing(&format!("/proc/{pid}")) {
+        Some((_, state)) if state.starts_with("is stopped") => format!("{state} (state T); SIGCONT has it go on"),
+        Some((_, state)) if state.starts_with("is held by a debugger") => format!("{state} (state t)"),
+        _ => return Ok(()),
+    };
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Err(Error::Failed { what: format!("looking at pid {pid} on {host}"), why: format!("it {state}") })
 }
 
 fn located(extent: Extent) -> Located {

@@ -13,16 +13,47 @@ use crate::state::{Absentee, Event};
 /// The first pause before an absent one's machine is asked whether somebody listens, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
+/// How many of these are nodes for work, and how many programs, in words.
+fn counted(those: &[Absentee]) -> String {
+    let nodes = those.iter().filter(|who| matches!(who, Absentee::Node(_, true))).count();
+    let programs = those.iter().filter(|who| matches!(who, Absentee::Driver(..))).count();
+    let of = |count: usize, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    format!("{} and {}", of(nodes, "node"), of(programs, "program"))
+}
+
 impl Shell {
     /// Looks for everybody who may still come back.
     pub(crate) fn look_for_the_absent(self: &Arc<Self>) {
-        for (who, address) in self.inside.lock().state.absent() {
+        let absent = self.inside.lock().state.absent();
+        if !absent.is_empty() {
+            let those = absent.iter().map(|(who, _)| *who).collect();
+            self.vital("saying who is back", self.clone().tell_who_is_back(those));
+        }
+        for (who, address) in absent {
             // A refusal says little of a driver on another machine, or of the node that it brings: something between may let nobody in. It
             // is given time to come by itself. Without an end to that, a head that is started again and again would keep all who have ended.
             let may_hide = !matches!(who, Absentee::Node(_, true)) && address.machine != address::this_machine();
             let comes_within = if may_hide { limits().silence } else { Duration::ZERO };
             self.vital("looking for the absent", self.clone().look_for(who, address, comes_within));
         }
+    }
+
+    /// Says in the log for whom the last head has a cluster, and who of them is given up.
+    async fn tell_who_is_back(self: Arc<Self>, those: Vec<Absentee>) {
+        tracing::info!("going on with the cluster of an earlier head, which had {}", counted(&those));
+        let waiting = async {
+            while self.inside.lock().state.is_recovering() {
+                tokio::time::sleep(PAUSES.1).await;
+            }
+            let missing: Vec<Absentee> = {
+                let inside = self.inside.lock();
+                those.iter().copied().filter(|who| !inside.state.is_back(*who)).collect()
+            };
+            if !missing.is_empty() {
+                tracing::warn!("given up, since they did not come back: {} of {}", counted(&missing), counted(&those));
+            }
+        };
+        self.until_stopped(waiting).await;
     }
 
     async fn look_for(self: Arc<Self>, who: Absentee, address: Address, comes_within: Duration) {

@@ -24,8 +24,8 @@ pub(super) struct Service {
     pub shell: Arc<Shell>,
     pub process: ProcessId,
     pub role: Role,
-    /// Whether the head tells it what happens: a tool only asks, and one that comes back too late is told so.
-    pub is_known: bool,
+    /// Why the head does not tell it what happens: a tool only asks, and one that comes back too late is told so. None if it does.
+    pub unknown: Option<String>,
     /// The earlier head from which a node comes back.
     pub knew: Option<Epoch>,
 }
@@ -82,9 +82,9 @@ impl Service {
 
     /// Refuses who was given up: what it had was ended, or runs elsewhere.
     fn check_is_known(&self) -> Result<(), Error> {
-        match self.is_known {
-            true => Ok(()),
-            false => Err(self.refused("the head has given it up meanwhile; start it again".into())),
+        match &self.unknown {
+            None => Ok(()),
+            Some(why) => Err(self.refused(format!("the head has given it up, because {why}; start it again"))),
         }
     }
 
@@ -109,7 +109,7 @@ fn scoped(what: &str, name: Option<&ScopedName>) -> Result<(), Error> {
 
 impl wingbeat_net::services::Head for Service {
     async fn deliver(self, _: Context, number: u64, messages: Vec<HeadMessage>) {
-        if self.is_known && self.hears(number) {
+        if self.unknown.is_none() && self.hears(number) {
             for message in messages {
                 if let Some(event) = self.event(message) {
                     self.shell.step(event);
@@ -122,8 +122,8 @@ impl wingbeat_net::services::Head for Service {
         }
     }
 
-    async fn resume(self, _: Context) -> bool {
-        self.is_known
+    async fn resume(self, _: Context) -> Option<String> {
+        self.unknown
     }
 
     async fn join_node(self, _: Context, node: NodeInfo, running: Running) -> Result<ClusterView, Error> {

@@ -18,6 +18,9 @@ use super::peers::{self, Absence, Before, Entered, Return};
 use super::{Shell, Stage};
 use crate::state::{Event, State};
 
+/// Why nothing is said to a tool.
+const ONLY_ASKS: &str = "it only asks";
+
 impl Shell {
     /// How whoever connects was connected before.
     pub(super) fn before(&self, hello: &Hello, state: &State) -> Before {
@@ -42,6 +45,29 @@ impl Shell {
         }
     }
 
+    /// Why somebody who comes back is not known, for people.
+    pub(super) fn why_unknown(&self, hello: &Hello, before: Before) -> String {
+        let inside = self.inside.lock();
+        let state = &inside.state;
+        if let Role::Node(node) = hello.role
+            && let Some(why) = state.why_lost(node)
+        {
+            return why.to_owned();
+        }
+        match (before, hello.role) {
+            (Before::TooLongAgo, Role::Driver(job)) if state.is_recovering() && state.has_ended_before(job) => {
+                "the journal with which the head was started does not know its job: the last head had ended that, or the journal is an older \
+                 copy"
+                    .to_owned()
+            }
+            (Before::TooLongAgo, _) if !state.is_recovering() => format!(
+                "the head was started again {:.0} s ago, and waits no longer for those that the last one knew",
+                self.started.elapsed().as_secs_f64()
+            ),
+            _ => format!("the head had heard nothing from it for {:?}", self.lost_after()),
+        }
+    }
+
     pub(crate) async fn serve_connection(self: Arc<Self>, stream: Stream, hello: Hello) {
         let process = hello.address.process;
         self.note_return(&hello);
@@ -54,7 +80,8 @@ impl Shell {
                 let (connection, client, server) =
                     mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
                 drop(client);
-                let service = Service { shell: self.clone(), process, role: hello.role, is_known: false, knew: None };
+                let unknown = Some(ONLY_ASKS.to_owned());
+                let service = Service { shell: self.clone(), process, role: hello.role, unknown, knew: None };
                 self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
                 if hello.role == Role::Head {
                     self.standby_left(process);
@@ -87,12 +114,12 @@ impl Shell {
         let client = ProcessClient::new(mux::client_config(), client).spawn();
         let process = hello.address.process;
         let role = job.map_or(Role::Worker, Role::Driver);
-        let entered = {
+        let (entered, before) = {
             let mut inside = self.inside.lock();
             let before = self.before(&hello, &inside.state);
-            peers::enter(&mut inside.processes, process, client, &connection, before)
+            (peers::enter(&mut inside.processes, process, client, &connection, before), before)
         };
-        let mut service = Service { shell: self.clone(), process, role, is_known: true, knew: None };
+        let mut service = Service { shell: self.clone(), process, role, unknown: None, knew: None };
         let link = match entered {
             Entered::New(link) => {
                 self.step(Event::ProcessConnected(process));
@@ -100,7 +127,12 @@ impl Shell {
             }
             Entered::Back(link) => link,
             Entered::Unknown => {
-                service.is_known = false;
+                let why = self.why_unknown(&hello, before);
+                // Worker processes end with their nodes.
+                if let Some(job) = job {
+                    tracing::warn!("refused the program of {job}, which comes back: {why}");
+                }
+                service.unknown = Some(why);
                 return self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
             }
             Entered::Taken => {
@@ -132,15 +164,15 @@ impl Shell {
         let client = NodeClient::new(mux::client_config(), client).spawn();
         let (process, role) = (hello.address.process, Role::Node(node));
         let knew = hello.epoch.filter(|epoch| hello.resumes != Resumes::Nothing && Some(*epoch) != self.epoch);
-        let mut service = Service { shell: self.clone(), process, role, is_known: true, knew };
-        let entered = {
+        let mut service = Service { shell: self.clone(), process, role, unknown: None, knew };
+        let (entered, before) = {
             let mut inside = self.inside.lock();
             let before = self.before(&hello, &inside.state);
             let entered = peers::enter(&mut inside.nodes, node, client, &connection, before);
             if let Entered::Back(_) = entered {
                 self.change_in(&mut inside, |state, now| ((), state.step(now, Event::NodeBack(node))));
             }
-            entered
+            (entered, before)
         };
         let link = match entered {
             Entered::New(link) => link,
@@ -150,7 +182,9 @@ impl Shell {
                 link
             }
             Entered::Unknown => {
-                service.is_known = false;
+                let why = self.why_unknown(&hello, before);
+                tracing::warn!("refused {node}, which comes back: {why}");
+                service.unknown = Some(why);
                 return self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
             }
             Entered::Taken => {

@@ -62,15 +62,31 @@ impl Shell {
             }
             Subject::Pid(pid, node) => Ok(self.process_of_pid(pid, node).await?),
             Subject::Node(_) | Subject::PlacementGroup(_) => {
-                let what = format!("{subject} has no threads; name a task, an object, an actor, or a process");
+                let what = format!("{subject} has no threads; name a task, an object, an actor, a process or a job");
                 return Err(Error::InvalidArgument { what });
             }
         };
         let (process, node) = found.map_err(in_none)?;
         let client = self.inside.lock().nodes.get(&node).map(|peer| peer.client.clone());
         let client = client.ok_or_else(|| unknown(&format!("{node}, which is lost or cut off,")))?;
+        let silent = || match self.suspicion_of(node) {
+            None => Ok(()),
+            Some(suspicion) => Err(Error::Failed {
+                what: format!("looking at {process}"),
+                why: format!("its node {suspicion}; what runs there cannot be asked before it is back"),
+            }),
+        };
+        silent()?;
         let answer = client.stacks(mux::within(STACKS_LIMIT), process).await;
+        if answer.is_err() {
+            // It may have become suspect meanwhile.
+            silent()?;
+        }
         mux::answered(answer, &format!("{node}, the node of the process,"))?
+    }
+
+    fn suspicion_of(&self, node: NodeId) -> Option<String> {
+        self.inside.lock().state.suspicion_of(self.now(), node)
     }
 
     /// The worker process with this process id, or the one that has started the process with it, or sees it through, as its node
@@ -94,7 +110,7 @@ impl Shell {
             match answer {
                 Ok(process) => found.extend(process.map(|process| (process, node))),
                 // It may be there; one that is elsewhere is shown all the same.
-                Err(_) => silent.push(node.to_string()),
+                Err(_) => silent.push(node),
             }
         }
         if let Some(found) = crate::state::the_one_with_pid(pid, &found).map_err(invalid)? {
@@ -103,8 +119,11 @@ impl Shell {
         let mut what =
             format!("no worker process has the process id {pid}, and none has started the process that has it");
         if !silent.is_empty() {
-            let which = silent.join(", ");
-            what = format!("{what}, as far as is known: {which} did not answer; see `wingbeat why {}`", silent[0]);
+            let said = silent.iter().map(|node| match self.suspicion_of(*node) {
+                Some(suspicion) => suspicion,
+                None => format!("{node} did not answer; see `wingbeat why {node}`"),
+            });
+            what = format!("{what}, as far as is known: {}", said.collect::<Vec<_>>().join("; "));
         }
         Err(invalid(what))
     }

@@ -16,7 +16,7 @@ use wingbeat_net::messages::{Follow, Followed, HeadEvent, NodeInfo, StandbyState
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
-use super::{Shell, peers};
+use super::{Shell, Stage, peers};
 use crate::feed::Feed;
 use crate::state::Fact;
 use crate::succession::leading::{Leading, Order};
@@ -303,8 +303,11 @@ impl Shell {
         let was = standby.session.lock().take_if(|session| session.process == process);
         if was.is_some() {
             standby.feed.end();
-            if !standby.stops.load(Ordering::Acquire) {
-                tracing::warn!("the standby is gone; this head goes on without it");
+            // Where this head ends, it says why.
+            if !standby.stops.load(Ordering::Acquire) && *self.stopping.borrow() == Stage::Running {
+                tracing::warn!(
+                    "the standby is gone; this head goes on without it when half of the nodes have heard so"
+                );
             }
             let orders = standby.leading.lock().standby_gone(standby.now());
             self.obey(orders);
@@ -370,7 +373,7 @@ impl Shell {
                     let why = format!(
                         "this head ends: {why}; to have it back, start it as a standby (`wingbeat head --standby-of <the new head> --journal FILE`)"
                     );
-                    tracing::error!("{why}");
+                    // Whoever has started it says so.
                     let _ = self.broken.set(why);
                     self.stop();
                 }

@@ -79,8 +79,7 @@ fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
     let shell = Shell::new(state, Some(Box::new(disk.clone())), Programs::in_memory(), None, None);
     shell.step(Event::ProcessConnected(DRIVER));
     shell.step(Event::JobJoined(Box::new(job())));
-    let service =
-        Service { shell: shell.clone(), process: DRIVER, role: Role::Driver(JOB), is_known: true, knew: None };
+    let service = Service { shell: shell.clone(), process: DRIVER, role: Role::Driver(JOB), unknown: None, knew: None };
     let bundle = BundleSpec { resources: ResourceSet::cpus(Amount::ONE), ..BundleSpec::default() };
     let spec = PlacementGroupSpec {
         id: GROUP,
@@ -250,6 +249,20 @@ fn a_driver_whose_job_the_last_head_has_ended_does_not_go_on_with_the_next() {
     );
 }
 
+#[test]
+fn who_is_not_known_any_more_is_told_why() {
+    let (shell, before) = started_again(vec![Fact::Node(Box::new(node()), None)]);
+    let why = |role| {
+        let hello = Hello { role, resumes: Resumes::Joined, ..Hello::of_tool() };
+        shell.why_unknown(&hello, before(role, Resumes::Joined))
+    };
+    assert!(why(Role::Driver(JOB)).contains("does not know its job"), "{}", why(Role::Driver(JOB)));
+    shell.change(|state, _| ((), state.step(0, Event::NodeLost(NODE, "its connection ended".into()))));
+    assert_eq!(why(Role::Node(NODE)), "its connection ended");
+    shell.change(|state, _| ((), state.step(1_000, Event::Tick)));
+    assert!(why(Role::Driver(JOB)).contains("waits no longer"), "{}", why(Role::Driver(JOB)));
+}
+
 #[tokio::test]
 async fn a_node_is_told_that_it_has_joined_when_that_is_written() {
     let (service, disk, _) = waiting_for_its_disk();
@@ -281,7 +294,7 @@ async fn a_node_that_joins_once_more_is_not_forgotten_when_its_first_join_is_giv
     let asks = Follow { written: 0, generation: None, standby: Address { process: ProcessId(9), ..address() } };
     assert!(futures::poll!(Box::pin(standby.follow(&shell, ProcessId(9), asks))).is_pending());
     let service =
-        || Service { shell: shell.clone(), process: DRIVER, role: Role::Node(NODE), is_known: true, knew: None };
+        || Service { shell: shell.clone(), process: DRIVER, role: Role::Node(NODE), unknown: None, knew: None };
     let join = || Box::pin(service().join_node(tarpc::context::current(), node(), Running::default()));
     let (mut first, mut second) = (join(), join());
     let is_known = || {
@@ -311,7 +324,8 @@ async fn a_node_that_joins_once_more_is_not_forgotten_when_its_first_join_is_giv
 async fn a_stop_goes_to_its_end_also_when_whoever_asked_for_it_is_gone() {
     // It may still come back, and has a moment.
     let (shell, _) = started_again(vec![Fact::Node(Box::new(node()), None)]);
-    let service = Service { shell: shell.clone(), process: DRIVER, role: Role::Tool, is_known: false, knew: None };
+    let service =
+        Service { shell: shell.clone(), process: DRIVER, role: Role::Tool, unknown: Some("a test".into()), knew: None };
     let mut asking = Box::pin(service.stop(tarpc::context::current()));
     assert!(futures::poll!(&mut asking).is_pending());
     drop(asking);

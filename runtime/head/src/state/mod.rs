@@ -547,7 +547,7 @@ impl State {
                 Holder::Tasks(_) | Holder::Nobody => None,
             })
             .collect();
-        self.nodes.remember(node.clone(), self.now);
+        self.nodes.remember(node.clone(), self.now, why);
         for lease in node.leases {
             self.forget_lease(lease);
         }

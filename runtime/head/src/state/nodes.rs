@@ -1,7 +1,7 @@
 //! The nodes: what each has and has given away, and which one is chosen for what.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use wingbeat_core::memory::MemoryUsage;
 use wingbeat_core::resources::{CPU, GPU};
@@ -17,7 +17,7 @@ use super::{Millis, after};
 /// Nodes of one machine that are looked at because they are near: there are several only in tests.
 const NEAR: usize = 8;
 
-/// Nodes that are gone and remembered for what they could have held.
+/// Nodes that are gone and remembered: for what they could have held, and for why they are.
 const FORMER: usize = 1_024;
 
 /// A node and what is free on it.
@@ -65,6 +65,14 @@ pub(super) struct Taken {
     pub devices: Devices,
 }
 
+/// What is said of a node that is gone.
+pub(super) struct LostNode {
+    id: NodeId,
+    pub hostname: String,
+    pub at: Millis,
+    pub why: String,
+}
+
 #[derive(Default)]
 pub(super) struct Nodes {
     slots: Vec<Option<Node>>,
@@ -76,6 +84,8 @@ pub(super) struct Nodes {
     version: u64,
     /// Nodes that are gone, and since when: one of each kind, the latest last.
     former: Vec<(Millis, Node)>,
+    /// Why the latest of those are gone, for people, the latest last.
+    lost: VecDeque<LostNode>,
     pub index: Index,
 }
 
@@ -131,12 +141,17 @@ impl Nodes {
     }
 
     /// The same of one that was there before the head was started again.
-    pub(super) fn remember_info(&mut self, info: NodeInfo, now: Millis) {
-        self.remember(Node::of(info, self.version), now);
+    pub(super) fn remember_info(&mut self, info: NodeInfo, now: Millis, why: &str) {
+        self.remember(Node::of(info, self.version), now, why);
     }
 
-    /// Remembers what a node that is gone could have held.
-    pub(super) fn remember(&mut self, mut node: Node, now: Millis) {
+    /// Remembers what a node that is gone could have held, and why it is.
+    pub(super) fn remember(&mut self, mut node: Node, now: Millis, why: &str) {
+        if self.lost.len() == FORMER {
+            self.lost.pop_front();
+        }
+        let (id, hostname) = (node.info.id, node.info.hostname.clone());
+        self.lost.push_back(LostNode { id, hostname, at: now, why: why.to_owned() });
         let kind = |node: &Node| (node.info.resources.clone(), node.info.labels.clone(), node.info.devices.clone());
         let mine = kind(&node);
         self.former.retain(|(_, other)| kind(other) != mine);
@@ -155,6 +170,11 @@ impl Nodes {
         let lost = self.former.iter().rev().take_while(|(at, _)| *at >= since);
         let mut able = lost.filter(|(_, node)| requirements.iter().any(|asked| node.could_hold(asked)));
         able.next().map(|(at, node)| (*at, node))
+    }
+
+    /// A node that is gone, as long as it is remembered.
+    pub(super) fn lost(&self, id: NodeId) -> Option<&LostNode> {
+        self.lost.iter().rev().find(|lost| lost.id == id)
     }
 
     pub(super) fn get(&self, id: NodeId) -> Option<&Node> {
@@ -352,6 +372,15 @@ impl Node {
             self.info.resources.covers(&needed)
         } else {
             Pool::of_node(&self.info.resources).could_hold(&needed)
+        }
+    }
+
+    /// What it is, in a word.
+    pub(super) fn standing(&self) -> &'static str {
+        match (self.suspect, &self.draining) {
+            (Some(_), _) => "suspect",
+            (None, Some(_)) => "draining",
+            (None, None) => "alive",
         }
     }
 

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
-use wingbeat_net::messages::{ActorRow, ClusterState, JobState, NodeState, PendingRow, PlacementGroupRow, QuotaRow};
+use wingbeat_net::messages::{
+    ActorRow, ClusterState, JobState, NodeState, OwningJob, PendingRow, PlacementGroupRow, QuotaRow,
+};
 
 use super::queue::Waiter;
 use super::shapes::ShapeId;
@@ -75,6 +77,8 @@ impl Taking {
 
     fn nodes(&mut self, state: &State, last: Option<NodeId>, now: Millis) -> Part {
         let rows = state.nodes.after(last).take(ROWS).map(|node| NodeState {
+            id: node.info.id,
+            state: node.standing().to_owned(),
             info: node.info.clone(),
             available: node.pool.available.clone(),
             leases: node.leases.len() as u32,
@@ -84,7 +88,7 @@ impl Taking {
             held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
         });
         match taken(&mut self.picture.nodes, rows) {
-            Some(last) => Part::Nodes(Some(last.info.id)),
+            Some(last) => Part::Nodes(Some(last.id)),
             None => Part::Leases(None),
         }
     }
@@ -130,6 +134,7 @@ impl Taking {
         let rows = state.groups.after(last).take(ROWS).map(|group| PlacementGroupRow {
             id: group.spec.id,
             name: group.spec.name.clone(),
+            job: state.owning_job(Some(group.spec.job)),
             state: if group.is_placed() { "placed" } else { "pending" }.to_owned(),
             strategy: group.spec.strategy,
             bundles: group
@@ -161,6 +166,19 @@ impl Taking {
     }
 }
 
+impl State {
+    /// A job as it is shown with what belongs to it.
+    fn owning_job(&self, id: Option<JobId>) -> OwningJob {
+        let spec = id.and_then(|job| self.jobs.get(&job)).map(|job| &job.spec);
+        OwningJob {
+            id,
+            name: spec.map(|spec| spec.name.clone()).unwrap_or_default(),
+            namespace: spec.map(|spec| spec.namespace.clone()).unwrap_or_default(),
+            priority: spec.map(|spec| spec.priority).unwrap_or_default(),
+        }
+    }
+}
+
 /// Adds these rows. The last of them, if there are any.
 fn taken<T>(rows: &mut Vec<T>, more: impl Iterator<Item = T>) -> Option<&T> {
     let before = rows.len();
@@ -181,24 +199,27 @@ impl Reasons {
     }
 
     fn row_of(&mut self, state: &State, waiter: Waiter) -> Option<PendingRow> {
-        let (name, id, resources, count): (String, String, ResourceSet, u32) = match waiter {
+        let (name, id, job, resources, count): (String, String, Option<JobId>, ResourceSet, u32) = match waiter {
             Waiter::Tasks(process, shape) => {
                 let demand = state.leases.demands.get(&(process, shape))?;
                 let more = demand.wanted - demand.held.len() as u32;
-                (demand.name.clone(), process.to_string(), state.shapes.get(shape)?.resources.clone(), more)
+                let resources = state.shapes.get(shape)?.resources.clone();
+                (demand.name.clone(), process.to_string(), state.job_of(process), resources, more)
             }
             Waiter::Actor(id) => {
                 let spec = state.actors.spec(id)?;
-                (format!("actor {}", spec.class_name), id.to_string(), spec.placement.resources.clone(), 1)
+                let resources = spec.placement.resources.clone();
+                (format!("actor {}", spec.class_name), id.to_string(), Some(spec.job), resources, 1)
             }
             Waiter::Group(id) => {
                 let (spec, sum) = state.groups.asked(id)?;
-                (spec.title(), id.to_string(), sum, 1)
+                (spec.title(), id.to_string(), Some(spec.job), sum, 1)
             }
         };
+        let job = state.owning_job(job);
         let why = self.why(state, waiter, &id);
         let is_group = matches!(waiter, Waiter::Group(_));
-        Some(PendingRow { name, id, resources, count, is_group, why })
+        Some(PendingRow { name, id, job, resources, count, is_group, why })
     }
 
     fn why(&mut self, state: &State, waiter: Waiter, id: &str) -> String {

@@ -419,12 +419,20 @@ impl State {
         }
     }
 
+    /// Whether one of those has come back, when all had time for that.
+    pub(crate) fn is_back(&self, who: Absentee) -> bool {
+        match who {
+            Absentee::Node(node, _) => self.nodes.get(node).is_some(),
+            Absentee::Driver(_, job) => self.is_job_running(job),
+        }
+    }
+
     /// A node that was there before will not come back.
     pub(super) fn absent_node_lost(&mut self, id: NodeId, why: &str) {
         let Some(recovering) = &mut self.recovering else { return };
         if let Some((info, _)) = recovering.nodes.remove(&id) {
             // What it could hold was possible.
-            self.nodes.remember_info(info, self.now);
+            self.nodes.remember_info(info, self.now, why);
             self.never_back(id, why);
         }
     }
@@ -743,7 +751,7 @@ impl State {
         let Some(recovering) = self.recovering.take() else { return };
         self.programs_version += 1;
         for (node, (info, _)) in recovering.nodes {
-            self.nodes.remember_info(info, self.now);
+            self.nodes.remember_info(info, self.now, AWAY);
             self.never_back(node, AWAY);
         }
         self.tell_how_many_nodes();

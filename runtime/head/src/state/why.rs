@@ -275,7 +275,7 @@ impl State {
     }
 
     fn explain_node(&self, id: NodeId) -> Option<Explanation> {
-        let node = self.nodes.get(id)?;
+        let Some(node) = self.nodes.get(id) else { return self.explain_lost_node(id) };
         let mut explanation =
             Explanation { subject: title(node), state: "takes work".into(), ..Explanation::default() };
         if let Some(drain) = &node.draining {
@@ -298,6 +298,39 @@ impl State {
         Some(explanation)
     }
 
+    /// What is said of a node that has no connection to the head, with its host; none of others.
+    pub(crate) fn suspicion_of(&self, now: Millis, node: NodeId) -> Option<String> {
+        let node = self.nodes.get(node)?;
+        Some(format!("{} {}", title(node), suspicion(node, now)?))
+    }
+
+    fn explain_lost_node(&self, id: NodeId) -> Option<Explanation> {
+        let lost = self.nodes.lost(id)?;
+        let what_follows =
+            "what ran there runs elsewhere, or has failed; a worker that is started again is another node";
+        Some(Explanation {
+            subject: format!("{} ({id})", lost.hostname),
+            state: "is lost".into(),
+            since_ms: Some(lost.at),
+            reasons: vec![lost.why.clone(), what_follows.into()],
+            ..Explanation::default()
+        })
+    }
+
+    /// Why a node is lost, as far as that is remembered.
+    pub(crate) fn why_lost(&self, node: NodeId) -> Option<&str> {
+        self.nodes.lost(node).map(|lost| lost.why.as_str())
+    }
+
+    /// A job, and what decides how soon its work is placed, for people.
+    fn title_of_job(&self, job: JobId) -> String {
+        let Some(spec) = self.jobs.get(&job).map(|job| &job.spec) else { return job.to_string() };
+        let is_own = spec.namespace == job.to_string();
+        let namespace = if is_own { String::new() } else { format!(", namespace `{}`", spec.namespace) };
+        let priority = if spec.priority == 0 { String::new() } else { format!(", priority {}", spec.priority) };
+        format!("job {} ({job}{namespace}{priority})", spec.name)
+    }
+
     fn explain_group(&self, id: PlacementGroupId) -> Option<Explanation> {
         let Some(group) = self.groups.get(id) else {
             let cause = self.groups.cause_of_end(id)?;
@@ -309,9 +342,9 @@ impl State {
                 ..Explanation::default()
             });
         };
-        let asked = super::gangs::shown(&group.spec);
+        let (asked, job) = (super::gangs::shown(&group.spec), self.title_of_job(group.spec.job));
         let mut explanation =
-            Explanation { subject: format!("{}: {asked}", group.spec.title()), ..Explanation::default() };
+            Explanation { subject: format!("{} of {job}: {asked}", group.spec.title()), ..Explanation::default() };
         let waiter = Waiter::Group(id);
         if group.is_placed() {
             explanation.state = "is placed".into();

@@ -13,6 +13,8 @@ pub struct ProcessStacks {
     pub runs: String,
     /// Those that run user code first.
     pub threads: Vec<ThreadStack>,
+    /// Threads of the runtime that wait for something to do, and are left out.
+    pub idle: u32,
     /// Programs that it sees through and that say this themselves: the Python of a rank.
     pub programs: Vec<ProgramStacks>,
 }

@@ -47,6 +47,10 @@ pub struct StandbyState {
 /// A node in [`ClusterState`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeState {
+    /// The node.
+    pub id: NodeId,
+    /// `alive`, `suspect` or `draining`.
+    pub state: String,
     /// As it introduced itself.
     pub info: NodeInfo,
     /// What is free.
@@ -70,12 +74,27 @@ pub struct PlacementGroupRow {
     pub id: PlacementGroupId,
     /// Its name.
     pub name: Option<ScopedName>,
+    /// Whose it is.
+    pub job: OwningJob,
     /// `pending` or `placed`.
     pub state: String,
     /// How its bundles lie to each other.
     pub strategy: PlacementStrategy,
     /// What each bundle holds, and its node once it has one.
     pub bundles: Vec<(ResourceSet, Option<NodeId>)>,
+}
+
+/// The job of something in [`ClusterState`], and what decides how soon its work is placed.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct OwningJob {
+    /// The job; none if the node of its worker process has not yet said whose that is.
+    pub id: Option<JobId>,
+    /// Its name.
+    pub name: String,
+    /// As in [`JobState`].
+    pub namespace: String,
+    /// As in [`JobState`].
+    pub priority: i32,
 }
 
 /// A quota in [`ClusterState`].
@@ -132,6 +151,8 @@ pub struct PendingRow {
     pub name: String,
     /// What `wingbeat why` takes: the actor, the placement group, or the process whose tasks wait.
     pub id: String,
+    /// Whose it is.
+    pub job: OwningJob,
     /// What each needs.
     pub resources: ResourceSet,
     /// How many leases are wanted for it. Of tasks, that is what their owner can use by its last word, which grows in powers of two; how

@@ -79,8 +79,8 @@ impl Process {
                 }
             };
             head.shared.link.broke();
-            head.shared.client.send_replace(Standing::Lost(why));
-            process.head_lost();
+            head.shared.client.send_replace(Standing::Lost(why.clone()));
+            process.head_lost(why);
         });
     }
 
@@ -179,9 +179,18 @@ impl Process {
         let (mut stream, mut back) = (first, None);
         let mut told = None;
         loop {
-            let is_known = self.talk_to_head(head, stream, back).await;
-            if !is_known || self.is_shut_down() {
-                return self.head_is_lost(head);
+            let given_up = self.talk_to_head(head, stream, back).await;
+            match given_up {
+                Some(why) if !head.is_stopped() => {
+                    let at = shown(head);
+                    return Error::SessionEnded {
+                        why: format!(
+                            "the head{at} has given this process up, because {why}; what was running may be lost"
+                        ),
+                    };
+                }
+                None if !self.is_shut_down() => {}
+                _ => return self.head_is_lost(head),
             }
             let has_joined = self.wire.who.role == Role::Worker || head.job().is_some();
             let resumes = if has_joined { Resumes::Joined } else { Resumes::Joining };
@@ -218,8 +227,8 @@ impl Process {
         self.wire.groups.ids().into_iter().chain(own).collect()
     }
 
-    /// Talks to the head until the connection ends. False if the head says that it has given this process up.
-    async fn talk_to_head(&self, head: &HeadLink, stream: Stream, back: Option<Met>) -> bool {
+    /// Talks to the head until the connection ends. Why the head has given this process up, if it says that it has.
+    async fn talk_to_head(&self, head: &HeadLink, stream: Stream, back: Option<Met>) -> Option<String> {
         let shared = &head.shared;
         // A head that stands still closes nothing. A driver on its machine that is stopped itself keeps what it has there.
         let is_noted = self.wire.who.role != Role::Worker && shared.way.is_followed();
@@ -237,10 +246,10 @@ impl Process {
         let talking = async {
             if let Some(met) = back {
                 match come_back(head, &client, met).await {
-                    Ok(true) => shared.way.joined(met),
-                    Ok(false) => return false,
+                    Ok(None) => shared.way.joined(met),
+                    Ok(given_up) => return given_up,
                     // The next connection may tell.
-                    Err(_) => return true,
+                    Err(_) => return None,
                 }
             }
             let request = |number, messages| HeadRequest::Deliver { number, messages };
@@ -254,23 +263,23 @@ impl Process {
                 std::future::pending().await
             };
             tokio::select! {
-                () = carrying => true,
+                () = carrying => None,
                 never = asking => never,
                 () = until_another_may_lead(head, &connection) => {
                     tracing::warn!("the head says nothing; looking for it, and for its standby");
-                    true
+                    None
                 }
             }
         };
-        let mut is_known = true;
+        let mut given_up = None;
         let talking = async {
-            is_known = talking.await;
+            given_up = talking.await;
             connection.close();
         };
         mux::beside(mux::serve(server, service.serve()), talking).await;
         shared.client.send_replace(Standing::Away);
         self.wire.record(|| Event::HeadDisconnected);
-        is_known
+        given_up
     }
 
     /// Dials the head until it answers; none when it is gone, or has given this process up by now.
@@ -303,8 +312,7 @@ impl Process {
         if head.is_stopped() {
             return Error::SessionEnded { why: "the cluster was stopped".into() };
         }
-        let at = head.address().tcp.map_or_else(String::new, |tcp| format!(" at {tcp}"));
-        let lost = limits().lost;
+        let (at, lost) = (shown(head), limits().lost);
         Error::SessionEnded {
             why: format!(
                 "the head{at} is gone, or has heard nothing from this process for {lost:?}; what was running may be lost"
@@ -312,13 +320,19 @@ impl Process {
         }
     }
 
-    fn head_lost(&self) {
+    fn head_lost(&self, why: Error) {
         if let Some(head) = self.wire.head.get()
             && !self.is_shut_down()
         {
-            self.end(&self.head_is_lost(head));
+            let is_told = matches!(why, Error::SessionEnded { .. });
+            self.end(&if is_told { why } else { self.head_is_lost(head) });
         }
     }
+}
+
+/// Where a head is, behind its name.
+fn shown(head: &HeadLink) -> String {
+    head.address().tcp.map_or_else(String::new, |tcp| format!(" at {tcp}"))
 }
 
 /// Waits until the head has been silent for long, and there may be another.
@@ -336,21 +350,21 @@ async fn until_another_may_lead(head: &HeadLink, connection: &Connection) {
     std::future::pending().await
 }
 
-/// Goes on with the head over a new connection. Whether it still knows this process, or does now.
-async fn come_back(head: &HeadLink, client: &HeadClient, met: Met) -> Result<bool, RpcError> {
-    if !client.resume(mux::within(limits().silence)).await? {
-        return Ok(false);
+/// Goes on with the head over a new connection. Why it does not know this process any more; none if it does, or does now.
+async fn come_back(head: &HeadLink, client: &HeadClient, met: Met) -> Result<Option<String>, RpcError> {
+    if let Some(why) = client.resume(mux::within(limits().silence)).await? {
+        return Ok(Some(why));
     }
-    let (Met::Next(_), Some(job)) = (met, head.job()) else { return Ok(true) };
+    let (Met::Next(_), Some(job)) = (met, head.job()) else { return Ok(None) };
     let joined = client.join_job(mux::within(limits().written), job.clone()).await?;
-    let Err(error) = joined else { return Ok(true) };
+    let Err(error) = joined else { return Ok(None) };
     tracing::warn!(%error, "the head that was started again does not take this job");
     if error.kind() == ErrorKind::Full {
         // It cannot write now.
         tokio::time::sleep(PAUSES.1).await;
         return Err(RpcError::Shutdown);
     }
-    Ok(false)
+    Ok(Some(error.to_string()))
 }
 
 fn messages_of(request: HeadRequest) -> Vec<HeadMessage> {

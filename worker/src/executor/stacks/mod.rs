@@ -23,6 +23,28 @@ const FRAMES: usize = 40;
 /// What is below these is the executor's own, and the same for every task.
 const EXECUTOR: [&str; 5] = ["run::", "lanes::", "queue::", "threads::", "at_home::"];
 
+/// A thread of tokio for what blocks: it lives for some seconds after its last piece of work.
+const POOL: &str = "tokio::runtime::blocking::pool::Inner::run";
+/// What such a thread is in while it waits for the next.
+const WAITS: [&str; 8] = [
+    "std::",
+    "core::",
+    "parking_lot",
+    "tokio::loom::",
+    "tokio::runtime::blocking::pool::Inner::",
+    "syscall",
+    "__",
+    "pthread_",
+];
+
+/// Whether a thread, innermost function first, is one of the runtime's that waits for something to do.
+fn is_idle(frames: &[StackFrame]) -> bool {
+    let name = |frame: &StackFrame| frame.function.trim_start_matches('<').to_owned();
+    let mut inner = frames.iter().map(name).take_while(|function| !function.starts_with(POOL));
+    frames.iter().any(|frame| name(frame).starts_with(POOL))
+        && inner.all(|function| WAITS.iter().any(|waits| function.starts_with(waits)))
+}
+
 fn is_executors(frame: &StackFrame) -> bool {
     let within = frame.function.trim_start_matches('<').strip_prefix("wingbeat_worker::executor::");
     within.is_some_and(|within| EXECUTOR.iter().any(|part| within.starts_with(part)))
@@ -41,13 +63,18 @@ pub(super) fn of_this_process(runs: String) -> io::Result<ProcessStacks> {
     let sampled: Vec<(ThreadStack, Result<Sample, String>)> =
         tids.into_iter().filter_map(|tid| Some((described(tid)?, sample::of_thread(tid)))).collect();
     let program = Program::open();
+    let mut idle = 0;
     let mut threads: Vec<(bool, ThreadStack)> = sampled
         .into_iter()
-        .map(|(mut thread, sample)| {
+        .filter_map(|(mut thread, sample)| {
             let mut runs_tasks = false;
             match sample {
                 Ok(sample) => {
                     let frames = program.frames_of(&sample);
+                    if is_idle(&frames) {
+                        idle += 1;
+                        return None;
+                    }
                     runs_tasks = frames.iter().any(is_executors);
                     thread.frames = shortened(frames);
                     if runs_tasks && thread.frames.is_empty() {
@@ -56,7 +83,7 @@ pub(super) fn of_this_process(runs: String) -> io::Result<ProcessStacks> {
                 }
                 Err(why) => thread.note = Some(why),
             }
-            (runs_tasks, thread)
+            Some((runs_tasks, thread))
         })
         .collect();
     // User code first, and in each part in the order in which the threads began.
@@ -66,6 +93,7 @@ pub(super) fn of_this_process(runs: String) -> io::Result<ProcessStacks> {
         hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         runs,
         threads: threads.into_iter().map(|(_, thread)| thread).collect(),
+        idle,
         programs: wingbeat_process::programs::stacks(),
     })
 }
@@ -186,6 +214,34 @@ mod tests {
         drop(held);
         io::Write::write_all(&mut &to, b"abc").unwrap();
         assert_eq!([spinner, waiter, reader].map(|thread| thread.join().unwrap()), [1, 2, 3]);
+    }
+
+    #[test]
+    fn threads_of_the_runtime_that_wait_for_work_are_counted_and_left_out() {
+        let runtime = tokio::runtime::Builder::new_current_thread().thread_name("blocking").build().unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let (begun, begins) = mpsc::channel();
+        for _ in 0..2 {
+            let (own, tell) = (done.clone(), begun.clone());
+            runtime.spawn_blocking(move || spins_until(&own, &tell));
+        }
+        (0..2).for_each(|_| begins.recv().unwrap());
+        let blocking = |stacks: &ProcessStacks| {
+            let those = stacks.threads.iter().filter(|thread| thread.name == "blocking");
+            those
+                .map(|thread| thread.frames.iter().any(|frame| frame.function.ends_with("spins_until")))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(blocking(&of_this_process(String::new()).unwrap()), [true, true], "they work");
+        done.store(true, Ordering::Relaxed);
+        // They go on to wait for the next piece of work.
+        loop {
+            let stacks = of_this_process(String::new()).unwrap();
+            if blocking(&stacks).is_empty() && stacks.idle >= 2 {
+                break;
+            }
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -243,6 +243,47 @@ fn every_row_of_what_waits_can_be_asked_about() {
     }
 }
 
+#[test]
+fn whatever_waits_says_whose_it_is() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.demand(OTHER, cpus(1.0), 1);
+    bench.ready();
+    let important = ProcessId(7);
+    bench.step(Event::ProcessConnected(important));
+    bench.step(Event::JobJoined(Box::new(JobSpec { priority: 3, ..job_of(important) })));
+    bench.group(group_of(important, 1, PlacementStrategy::Pack, &[cpus(1.0)])).unwrap();
+    bench.create(actor_of(DRIVER, 5), false).unwrap();
+    bench.demand(OTHER, cpus(1.0), 2);
+    let picture = bench.state.picture();
+    let of = |id: &str| &picture.pending.iter().find(|row| row.id == id).unwrap().job;
+    assert_eq!(of(&PlacementGroupId(1).to_string()), &picture.placement_groups[0].job);
+    let group = of(&PlacementGroupId(1).to_string());
+    assert_eq!(
+        (group.id, group.name.as_str(), group.namespace.as_str(), group.priority),
+        (Some(JobId(7)), "job 7", "test", 3)
+    );
+    assert_eq!(of(&ActorId(5).to_string()).id, Some(JobId(DRIVER.0)));
+    assert_eq!(of(&OTHER.to_string()).id, Some(JobId(OTHER.0)));
+    let text = shown(&why(&mut bench, Subject::PlacementGroup(PlacementGroupId(1))));
+    assert_says(&text, &["of job job 7 (job-000000000007, namespace `test`, priority 3): 1 × {1 CPU}"]);
+}
+
+#[test]
+fn a_node_that_is_lost_is_remembered_with_why_and_since_when() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.step(Event::NodeLost(NodeId(1), "the head heard nothing from it for 30 s".into()));
+    bench.now += 5_000;
+    let explained = why(&mut bench, Subject::Node(NodeId(1)));
+    assert_eq!((explained.state.as_str(), explained.since_ms), ("is lost", Some(5_000)));
+    assert_says(&shown(&explained), &["host1 (node-000000000001) is lost", "heard nothing from it for 30 s"]);
+    for node in 2..2_000 {
+        bench.node(node, cpus(1.0));
+        bench.step(Event::NodeLost(NodeId(node), "its connection ended".into()));
+    }
+    assert!(bench.state.explain(bench.now, Subject::Node(NodeId(1))).is_none(), "1,024 are remembered");
+    assert!(bench.state.explain(bench.now, Subject::Node(NodeId(1_999))).is_some());
+}
+
 /// What a driver that waits is advised to do.
 fn help(bench: &mut Bench, process: ProcessId) -> String {
     why(bench, Subject::Process(process)).help.join("\n")
