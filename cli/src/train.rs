@@ -184,6 +184,9 @@ impl Parent {
 }
 
 async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
+    // Ranks begin there.
+    std::env::current_dir()
+        .context("the working folder of this command is not there any more: change to one that is")?;
     let runs = (!args.function).then_some(args.script.as_str());
     let mut init = args.cluster.init("train", runs)?;
     // On this machine, ranks are what the machine is for: as many as asked can run at once.

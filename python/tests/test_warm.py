@@ -163,11 +163,11 @@ def test_ranks_that_end_with_their_warm_python_say_so(run, write, cluster):
 
 
 @contextlib.contextmanager
-def parent(name, idle="60", **env):
+def parent(name, idle="60", modules=(), **env):
     """A parent of its own, and how to greet it."""
     name = f"wingbeat-test-{os.getpid()}-{name}"
     env = {**os.environ, "WINGBEAT_RANK_PARENT": str(os.getpid()), **env}
-    with subprocess.Popen([sys.executable, WARM, name, idle], env=env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, WARM, name, idle, *modules], env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "listening\n"
 
@@ -203,12 +203,12 @@ def test_requests_that_make_no_sense_harm_nobody():
 
 
 @contextlib.contextmanager
-def rank(greet, script):
+def rank(greet, script, *args, **env):
     """A forked rank, and what its keeper says."""
     with greet() as (stream, answer), stream.makefile("r") as said, open(os.devnull, "w") as nothing:
         assert "python" in answer
-        request = {"args": [str(script)], "env": dict(os.environ), "cwd": str(script.parent)}
-        socket.send_fds(stream, [json.dumps(request).encode() + b"\n"], [nothing.fileno()] * 3)
+        request = {"args": [str(script), *args], "env": {**os.environ, **env}, "cwd": str(script.parent)}
+        socket.send_fds(stream, [json.dumps(request, ensure_ascii=False).encode() + b"\n"], [nothing.fileno()] * 3)
         assert json.loads(said.readline())["pid"] > 0
         yield said
 
@@ -240,6 +240,32 @@ def test_a_parent_retires_when_packages_change_and_its_ranks_go_on(tmp_path):
             end.write_text("")
             assert json.loads(said.readline())["status"] == 0
         assert process.wait(60) == 0
+
+
+def test_ranks_go_on_when_what_is_imported_for_the_next_cannot_be(tmp_path):
+    torch, tried = tmp_path / "torch", tmp_path / "tried"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("class default_generator:\n    seed = staticmethod(lambda: 0)\n")
+    script = tmp_path / "waits.py"
+    script.write_text(f"import os\nwhile not os.path.exists({str(tried)!r}):\n    os.sched_yield()\n")
+    for number, ending in enumerate(["raise KeyError('getpwuid')", "raise SystemExit(3)"]):
+        (torch / "_dynamo.py").write_text(f"open({str(tried)!r}, 'w')\n{ending}\n")
+        with parent(f"later-{number}", modules=["torch"], PYTHONPATH=str(tmp_path)) as (process, greet):
+            with rank(greet, script) as said:
+                assert json.loads(said.readline())["status"] == 0
+            with rank(greet, script) as said:
+                assert json.loads(said.readline())["status"] == 0, "and others are forked"
+            assert process.poll() is None
+        tried.unlink()
+
+
+def test_ranks_are_forked_also_where_no_folder_is_put_into_the_path_and_where_not_all_text_is_known(tmp_path):
+    script = tmp_path / "said.py"
+    script.write_text("import os, sys\nsys.exit(os.fsencode(sys.argv[1]) != 'ü'.encode() or os.environb[b'TOLD'] != 'ö'.encode())\n")
+    for number, settings in enumerate([{"PYTHONSAFEPATH": "1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]):
+        with parent(f"told-{number}", **settings) as (_, greet):
+            with rank(greet, script, "ü", TOLD="ö") as said:
+                assert json.loads(said.readline())["status"] == 0, settings
 
 
 def test_a_module_beside_the_script_is_the_script_s_own(run, write, cluster):

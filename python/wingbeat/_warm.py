@@ -53,9 +53,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
+    own = os.path.dirname(os.path.abspath(__file__))
+    is_safe = getattr(sys.flags, "safe_path", False)  # then it is not in the path, nor what ranks have in its place
+    if is_safe:
+        sys.path.insert(0, own)
     import _rank_main  # type: ignore[import-not-found]  # noqa: F401  before its folder, whose other files are no modules to be found, leaves the path
 
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path[:1] = [] if is_safe else [os.path.dirname(own)]
     name, idle, modules = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
     tie_to_parent(int(os.environ.pop("WINGBEAT_RANK_PARENT")))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -105,7 +109,10 @@ def serve(listener: socket.socket, idle: float) -> None:
             if fingerprint(imported) != made_of:
                 break
             signal.signal(signal.SIGCHLD, children)
-            load(later)
+            try:
+                load(later)
+            except (Exception, SystemExit):
+                pass  # ranks need it to begin sooner, and not to run: a script that imports it is told why
             later = []
             imported = origins()
             made_of = fingerprint(imported)
@@ -244,6 +251,15 @@ def say(connection: socket.socket, message: "dict[str, Any]") -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
+def as_here(told: "Any") -> "Any":
+    """Its texts as Python decodes arguments and variables in this locale, which may not have all characters."""
+    if isinstance(told, dict):
+        return {as_here(key): as_here(value) for key, value in told.items()}
+    if isinstance(told, list):
+        return [as_here(value) for value in told]
+    return os.fsdecode(told.encode("utf-8", "surrogateescape")) if isinstance(told, str) else told
+
+
 def receive(connection: socket.socket) -> "tuple[Request | None, list[int]]":
     """The request and the three streams that came with it; None if the other side left."""
     data, streams = b"", []
@@ -257,7 +273,7 @@ def receive(connection: socket.socket) -> "tuple[Request | None, list[int]]":
             raise ValueError("a request is too large")
     try:
         if data.endswith(b"\n") and len(streams) == 3:
-            return json.loads(data), [streams.pop(0) for _ in range(3)]
+            return as_here(json.loads(data)), [streams.pop(0) for _ in range(3)]
         return None, []
     finally:  # those that nobody takes
         for stream in streams:

@@ -1,7 +1,7 @@
 //! Where this user's files lie that can be made again: the Python that ranks run with, and shipped code.
 
 use std::io::{Error, ErrorKind, Result};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The folder, made if it is not there: in the user's cache, or where that cannot be written, in one below `/tmp` that
@@ -12,10 +12,19 @@ pub(crate) fn folder() -> Result<PathBuf> {
     if let Some(folder) = cache.map(|cache| cache.join("wingbeat"))
         && std::fs::create_dir_all(&folder).is_ok()
         && rustix::fs::access(&folder, rustix::fs::Access::WRITE_OK).is_ok()
+        && is_nobody_elses(&folder)
     {
         return Ok(folder);
     }
     private(&std::env::temp_dir().join(format!("wingbeat-cache-{}", rustix::process::geteuid().as_raw())))
+}
+
+/// Has nobody else look into it, and so write what lies in it and is run, whatever the umask is and was.
+fn is_nobody_elses(folder: &Path) -> bool {
+    let Ok(there) = std::fs::metadata(folder) else { return false };
+    let is_private = there.mode() & 0o077 == 0;
+    let made_private = || std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)).is_ok();
+    is_private || made_private() || there.mode() & 0o022 == 0
 }
 
 /// A folder that only this user can write. Anybody may have made one of its name before: what lies in it is run.
@@ -37,9 +46,19 @@ fn private(folder: &Path) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
+
+    #[test]
+    fn what_others_may_write_they_may_not_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = || std::fs::metadata(dir.path()).unwrap().mode() & 0o777;
+        for before in [0o777, 0o755, 0o700] {
+            std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(before)).unwrap();
+            assert!(is_nobody_elses(dir.path()));
+            assert_eq!(mode(), 0o700, "{before:o}");
+        }
+        assert!(!is_nobody_elses(&dir.path().join("missing")));
+    }
 
     #[test]
     fn a_folder_that_others_may_write_is_not_taken() {

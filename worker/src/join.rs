@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::process::{Resource, getrlimit};
 use wingbeat_core::error::Error;
 use wingbeat_core::names;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
@@ -495,9 +496,11 @@ pub fn machine_resources(
     Ok(set)
 }
 
-/// 30% of the memory that this process may use; it is only taken as objects need it.
+/// 30% of the memory that this process may use; it is only taken as objects need it. Less where the system lets no file be so large
+/// (`ulimit -f`), or where the addresses of a process, of which it takes as many, are limited (`ulimit -v`).
 pub fn default_store_bytes() -> u64 {
-    machine::HERE.memory() / 10 * 3
+    let [largest, addresses] = [Resource::Fsize, Resource::As].map(|of| getrlimit(of).current.unwrap_or(u64::MAX));
+    (machine::HERE.memory() / 10 * 3).min(largest).min(addresses / 4)
 }
 
 /// The part of the store above which objects are written to disk before others need their room, unless told otherwise.

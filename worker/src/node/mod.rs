@@ -44,10 +44,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::{Resource, getrlimit};
 use tokio::sync::{mpsc, watch};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_core::{ClusterId, NodeId, ProcessId, ResourceSet};
+use wingbeat_core::{ByteSize, ClusterId, NodeId, ProcessId, ResourceSet};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
@@ -233,13 +234,14 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     )
     .await?;
     let address = Address { steward: Some(Box::new(steward.address().clone())), ..listener.address().clone() };
+    fits(config.store_bytes)?;
     let store = NodeStore::new(StoreConfig {
         capacity: config.store_bytes,
         spill_dir: config.spill_dir.clone(),
         spill_capacity: config.spill_bytes,
         write_ahead_above: (config.store_bytes as f64 * config.spill_ahead) as u64,
     })
-    .map_err(|error| Error::io("making the object store", &error))?
+    .map_err(|error| not_made(config.store_bytes, &error))?
     .limited_by(move || crate::machine::HERE.memory_left(for_objects));
     store.attach(process);
     let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -395,6 +397,29 @@ impl Daemon {
             first
         });
     }
+}
+
+fn making_a_store(bytes: u64) -> String {
+    format!("making an object store of {}", ByteSize::from(bytes))
+}
+
+/// Whether there may be a store of so many bytes. To make a file beyond the limit would end the process by a signal.
+fn fits(bytes: u64) -> Result<(), Error> {
+    match getrlimit(Resource::Fsize).current {
+        Some(largest) if largest < bytes => Err(Error::Failed {
+            what: making_a_store(bytes),
+            why: format!(
+                "no file may be larger than {} here (ulimit -f): raise that, or name a smaller size with --object-store-memory",
+                ByteSize::from(largest)
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn not_made(bytes: u64, error: &std::io::Error) -> Error {
+    let why = format!("{error}; a smaller one may be named with --object-store-memory");
+    Error::Io { what: making_a_store(bytes), why, code: error.raw_os_error() }
 }
 
 /// Sends the arena's descriptor over a fresh connection.
