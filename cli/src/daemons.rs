@@ -26,7 +26,7 @@ pub(crate) const DEFAULT_PORT: u16 = 6420;
 #[derive(Args)]
 pub(crate) struct HeadArgs {
     /// Address to listen on. Anything but loopback needs a token that was given on purpose.
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = sizes::host)]
     host: IpAddr,
     /// Port to listen on; 0 lets the system choose.
     #[arg(long, default_value_t = DEFAULT_PORT)]
@@ -78,7 +78,7 @@ pub(crate) struct WorkerArgs {
     #[arg(long, alias = "address", env = join::ADDRESS_VARIABLE)]
     head: Option<String>,
     /// Address to listen on for other machines; the one on the way to the head if nothing is said.
-    #[arg(long)]
+    #[arg(long, value_parser = sizes::host)]
     host: Option<IpAddr>,
     /// CPUs to offer; all if nothing is said.
     #[arg(long, value_parser = sizes::count)]

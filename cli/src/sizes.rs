@@ -1,5 +1,7 @@
 //! Sizes, amounts and names as people write them.
 
+use std::net::{IpAddr, ToSocketAddrs};
+
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::{Amount, names};
 
@@ -23,6 +25,20 @@ pub(crate) fn count(text: &str) -> Result<u32, String> {
 pub(crate) fn some(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
     count.ok_or_else(|| format!("`{text}` is not how many are kept; write a whole number, 1 or more"))
+}
+
+/// An address of this machine, also by name or in the brackets that it has before a port.
+pub(crate) fn host(text: &str) -> Result<IpAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    bare.parse().or_else(|_| {
+        let found = (bare, 0)
+            .to_socket_addrs()
+            .map_err(|error| format!("`{text}` is no address, and no name of one: {error}"))?;
+        // Most of a cluster speaks IPv4.
+        let mut found: Vec<IpAddr> = found.map(|found| found.ip()).collect();
+        found.sort_by_key(IpAddr::is_ipv6);
+        found.first().copied().ok_or_else(|| format!("`{text}` is the name of no address"))
+    })
 }
 
 /// A part of a whole, from 0 to 1.
@@ -110,7 +126,17 @@ pub(crate) fn shown(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
+
+    #[test]
+    fn an_address_may_be_in_brackets_or_a_name() {
+        assert_eq!(host("10.0.0.1"), Ok(IpAddr::from([10, 0, 0, 1])));
+        assert_eq!((host("::1"), host("[::1]")), (Ok(Ipv6Addr::LOCALHOST.into()), Ok(Ipv6Addr::LOCALHOST.into())));
+        assert!(host("localhost").unwrap().is_loopback());
+        assert!(host("[10.0.0.1").unwrap_err().contains("`[10.0.0.1` is no address"));
+    }
 
     #[test]
     fn sizes_read_as_people_write_them() {

@@ -570,7 +570,9 @@ struct SoFar {
 /// assert!(!wingbeat_train::default_python().is_empty());
 /// ```
 pub fn default_python() -> String {
-    if let Ok(python) = std::env::var(PYTHON_VARIABLE) {
+    if let Ok(python) = std::env::var(PYTHON_VARIABLE)
+        && !python.is_empty()
+    {
         return python;
     }
     let activated = |name: &str| std::env::var_os(name).map(PathBuf::from);

@@ -234,7 +234,7 @@ async fn store(
     let is_over = written.iter().all(|written| matches!(written, Ok(()) | Err(Error::Application { .. })));
     let written: Result<(), Error> = written.into_iter().collect();
     written.map_err(|error| {
-        let why = format!("the checkpoint could not be stored: {}", own_words(error));
+        let why = format!("the checkpoint could not be stored at {}: {}", storage.url(), own_words(error));
         Failure { why, is_over }
     })?;
     claim.complete(number, metrics, whole).await.map_err(|why| Failure { why, is_over: true })
