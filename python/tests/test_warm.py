@@ -10,6 +10,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 WARM = Path(__file__).resolve().parents[1] / "wingbeat" / "_warm.py"
 
 FACTS = textwrap.dedent("""
@@ -222,10 +224,11 @@ def test_a_rank_that_takes_longer_than_its_parent_may_be_idle_comes_to_its_end(t
         assert process.wait(60) == 0
 
 
-def test_a_parent_retires_when_packages_change_and_its_ranks_go_on(tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"PYTHONSAFEPATH": "1"}], ids=["", "safe path"])
+def test_a_parent_retires_when_packages_change_and_its_ranks_go_on(tmp_path, settings):
     script, end = tmp_path / "waits.py", tmp_path / "end"
     script.write_text(f"import os\nwhile not os.path.exists({str(end)!r}):\n    os.sched_yield()\n")
-    with parent("retires", PYTHONPATH=str(tmp_path)) as (process, greet):
+    with parent("retires", PYTHONPATH=str(tmp_path), **settings) as (process, greet):
         with rank(greet, script) as said:
             (tmp_path / "log.txt").write_text("")  # nothing that is imported
             with greet() as (_, answer):

@@ -170,7 +170,8 @@ def origins() -> "Origins":
     """The folders that modules come from, each with whether something was imported from it, and the names of those modules.
     They change only when something is imported: looking at every module again would copy the pages that forks share."""
     files = [file for file in (getattr(module, "__file__", None) for module in list(sys.modules.values())) if file]
-    below = [(path, os.path.join(path, "")) for path in sys.path[1:]]
+    first = 0 if getattr(sys.flags, "safe_path", False) else 1  # after the script's folder
+    below = [(path, os.path.join(path, "")) for path in sys.path[first:]]
     folders = [(path, any(file.startswith(prefix) for file in files)) for path, prefix in below]
     return folders, {name.partition(".")[0] for name in sys.modules}
 

@@ -108,6 +108,21 @@ async fn what_is_said_after_the_log_was_removed_is_refused() {
 }
 
 #[tokio::test]
+async fn a_journal_may_be_a_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, link] = ["elsewhere/journal", "link"].map(|name| dir.path().join(name));
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for cpus in 1..3 {
+        let (journal, _) = Journal::open(&link, ClusterId(7)).unwrap();
+        journal.intend(vec![quota("a", cpus)]).await.unwrap();
+    }
+    let (_journal, after) = Journal::open(&link, ClusterId(7)).unwrap();
+    assert_eq!(shown(&after.facts), shown(&[quota("a", 2)]));
+    assert!(log_of(&link).exists() && log_of(&path).exists());
+}
+
+#[tokio::test]
 async fn two_heads_do_not_share_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");

@@ -40,9 +40,11 @@ pub(super) fn beside(journal: &Path, ending: &str) -> PathBuf {
     path.into()
 }
 
-/// SQLite's write-ahead log. Most of a small journal is in it while a head runs.
+/// SQLite's write-ahead log. Most of a small journal is in it while a head runs. Where the journal's path is a link, it lies beside what
+/// that leads to.
 pub(super) fn log_of(journal: &Path) -> PathBuf {
-    beside(journal, "-wal")
+    let file = std::fs::canonicalize(journal).unwrap_or_else(|_| journal.to_owned());
+    beside(&file, "-wal")
 }
 
 fn which(path: &Path) -> std::io::Result<(u64, u64)> {
