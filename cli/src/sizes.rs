@@ -31,14 +31,20 @@ pub(crate) fn some(text: &str) -> Result<usize, String> {
 pub(crate) fn host(text: &str) -> Result<IpAddr, String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     bare.parse().or_else(|_| {
-        let found = (bare, 0)
-            .to_socket_addrs()
-            .map_err(|error| format!("`{text}` is no address, and no name of one: {error}"))?;
-        // Most of a cluster speaks IPv4.
-        let mut found: Vec<IpAddr> = found.map(|found| found.ip()).collect();
-        found.sort_by_key(IpAddr::is_ipv6);
-        found.first().copied().ok_or_else(|| format!("`{text}` is the name of no address"))
+        let found = (bare, 0).to_socket_addrs();
+        let found = found.map_err(|error| format!("`{text}` is no address, and no name of one: {error}"))?;
+        address_of(text, found.map(|found| found.ip()).collect())
     })
+}
+
+/// Of the addresses that a name has, that which others reach. Many machines have their own name for a loopback address.
+fn address_of(name: &str, mut found: Vec<IpAddr>) -> Result<IpAddr, String> {
+    found.sort_by_key(|found| (found.is_loopback(), found.is_ipv6()));
+    match found.first() {
+        Some(first) if !first.is_loopback() || name == "localhost" => Ok(*first),
+        Some(first) => Err(format!("`{name}` is {first} here, which no other machine reaches: write the address")),
+        None => Err(format!("`{name}` is the name of no address")),
+    }
 }
 
 /// A part of a whole, from 0 to 1.
@@ -136,6 +142,11 @@ mod tests {
         assert_eq!((host("::1"), host("[::1]")), (Ok(Ipv6Addr::LOCALHOST.into()), Ok(Ipv6Addr::LOCALHOST.into())));
         assert!(host("localhost").unwrap().is_loopback());
         assert!(host("[10.0.0.1").unwrap_err().contains("`[10.0.0.1` is no address"));
+        let [own, other] = [[127, 0, 1, 1], [10, 0, 0, 7]].map(IpAddr::from);
+        assert_eq!(address_of("node-7", vec![own, Ipv6Addr::LOCALHOST.into(), other]), Ok(other));
+        assert!(
+            address_of("node-7", vec![own]).unwrap_err().contains("127.0.1.1 here, which no other machine reaches")
+        );
     }
 
     #[test]

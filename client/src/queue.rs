@@ -37,8 +37,9 @@ impl fmt::Display for QueueError {
 
 impl std::error::Error for QueueError {}
 
-/// How long the answer of a queue may take, beside the wait that was asked for.
-const ANSWER: Duration = Duration::from_secs(1);
+/// How long the answer of a queue may take, beside the wait that was asked for: as long as a machine may be silent before it is lost, since
+/// an item may be large, and whoever asks again has it sent again.
+const ANSWER: Duration = Duration::from_secs(30);
 
 fn in_ms(limit: Duration) -> u64 {
     u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
@@ -278,7 +279,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// As [`put`](Self::put), for at most `limit`, counted from when the queue's process is asked.
     ///
     /// # Errors
-    /// As `put`; `error.application::<QueueError>()` is [`QueueError::Full`]; or [`TimedOut`](crate::Error::TimedOut) if the queue has not answered a second
+    /// As `put`; `error.application::<QueueError>()` is [`QueueError::Full`]; or [`TimedOut`](crate::Error::TimedOut) if the queue has not answered 30 s
     /// later, as one that has no process yet: then the item may be in the queue.
     pub async fn put_timeout(&self, item: &T, limit: Duration) -> Result<()> {
         self.putting(item, Some(limit)).await
@@ -315,7 +316,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// As [`get`](Self::get), for at most `limit`, counted from when the queue's process is asked.
     ///
     /// # Errors
-    /// As `get`; `error.application::<QueueError>()` is [`QueueError::Empty`]; or [`TimedOut`](crate::Error::TimedOut) if the queue has not answered a second
+    /// As `get`; `error.application::<QueueError>()` is [`QueueError::Empty`]; or [`TimedOut`](crate::Error::TimedOut) if the queue has not answered 30 s
     /// later, as one that has no process yet.
     pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
         self.getting(Some(limit)).await

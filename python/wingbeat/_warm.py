@@ -109,10 +109,14 @@ def serve(listener: socket.socket, idle: float) -> None:
             if fingerprint(imported) != made_of:
                 break
             signal.signal(signal.SIGCHLD, children)
+            before = set(sys.modules)
             try:
                 load(later)
             except (Exception, SystemExit):
-                pass  # ranks need it to begin sooner, and not to run: a script that imports it is told why
+                # Ranks need it to begin sooner, and not to run. A script that imports it begins anew, and is told why.
+                for name in set(sys.modules) - before:
+                    if name.startswith("torch."):
+                        del sys.modules[name]
             later = []
             imported = origins()
             made_of = fingerprint(imported)

@@ -10,7 +10,7 @@ pub(crate) fn folder() -> Result<PathBuf> {
     let of_user = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let cache = of_user("XDG_CACHE_HOME").or_else(|| Some(of_user("HOME")?.join(".cache")));
     if let Some(folder) = cache.map(|cache| cache.join("wingbeat"))
-        && std::fs::create_dir_all(&folder).is_ok()
+        && std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).is_ok()
         && rustix::fs::access(&folder, rustix::fs::Access::WRITE_OK).is_ok()
         && is_nobody_elses(&folder)
     {
@@ -19,12 +19,13 @@ pub(crate) fn folder() -> Result<PathBuf> {
     private(&std::env::temp_dir().join(format!("wingbeat-cache-{}", rustix::process::geteuid().as_raw())))
 }
 
-/// Has nobody else look into it, and so write what lies in it and is run, whatever the umask is and was.
-fn is_nobody_elses(folder: &Path) -> bool {
+/// Whether it is this user's, and nobody else may write what lies in it, which is run. If others may, they may not any more, whatever the
+/// umask was.
+pub(crate) fn is_nobody_elses(folder: &Path) -> bool {
     let Ok(there) = std::fs::metadata(folder) else { return false };
-    let is_private = there.mode() & 0o077 == 0;
-    let made_private = || std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)).is_ok();
-    is_private || made_private() || there.mode() & 0o022 == 0
+    let for_us = std::fs::Permissions::from_mode(there.mode() & 0o7755);
+    there.uid() == rustix::process::geteuid().as_raw()
+        && (there.mode() & 0o022 == 0 || std::fs::set_permissions(folder, for_us).is_ok())
 }
 
 /// A folder that only this user can write. Anybody may have made one of its name before: what lies in it is run.
@@ -52,10 +53,10 @@ mod tests {
     fn what_others_may_write_they_may_not_any_more() {
         let dir = tempfile::tempdir().unwrap();
         let mode = || std::fs::metadata(dir.path()).unwrap().mode() & 0o777;
-        for before in [0o777, 0o755, 0o700] {
+        for (before, after) in [(0o777, 0o755), (0o755, 0o755), (0o770, 0o750), (0o700, 0o700)] {
             std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(before)).unwrap();
             assert!(is_nobody_elses(dir.path()));
-            assert_eq!(mode(), 0o700, "{before:o}");
+            assert_eq!(mode(), after, "{before:o}");
         }
         assert!(!is_nobody_elses(&dir.path().join("missing")));
     }

@@ -124,6 +124,10 @@ impl Journal {
         file.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         file.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
         let (remembered, facts) = match contents(&file).map_err(failed)? {
+            Contents::Nothing if count.acknowledged.is_some() => {
+                let what = format!("it is empty, and {} counts what was in it", Count::path(path).display());
+                return Err(damaged(path, &what));
+            }
             Contents::Nothing => {
                 make(&file, cluster).map_err(failed)?;
                 (None, Vec::new())
@@ -149,7 +153,8 @@ impl Journal {
             Writer { file, place: None, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::Opens).map_err(failed)?;
-        writer.place = Some(Place::of(path).map_err(|error| self::failed(path, error))?);
+        let opened = place::settle(path, &writer.count).and_then(|()| Place::of(path));
+        writer.place = Some(opened.map_err(|error| self::failed(path, error))?);
         let written = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
         // A standby may have a clock that is behind that of the head before it.
         let epoch = written.max(latest_epoch(&facts) + 1);

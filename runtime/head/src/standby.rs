@@ -414,7 +414,8 @@ impl Standby {
     /// It was refused before there was anything to copy.
     async fn remove_file(&self) {
         self.close_journal().await;
-        for beside in ["", "-count", "-wal", "-shm"] {
+        // The count alone would be of a journal that is gone.
+        for beside in ["-count", "-wal", "-shm", ""] {
             let mut file = self.file.clone().into_os_string();
             file.push(beside);
             // What cannot be removed stays, and is used by the next standby.

@@ -47,6 +47,13 @@ pub(super) fn log_of(journal: &Path) -> PathBuf {
     beside(&file, "-wal")
 }
 
+/// Waits until the count lies on the disk and in its folder: without it, what a machine without power leaves would look damaged.
+pub(super) fn settle(journal: &Path, count: &File) -> std::io::Result<()> {
+    count.sync_all()?;
+    let folder = journal.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
 fn which(path: &Path) -> std::io::Result<(u64, u64)> {
     let meta = std::fs::metadata(path)?;
     Ok((meta.dev(), meta.ino()))

@@ -26,7 +26,9 @@ impl Shell {
     pub(crate) fn look_for_the_absent(self: &Arc<Self>) {
         let absent = self.inside.lock().state.absent();
         if !absent.is_empty() {
-            let those = absent.iter().map(|(who, _)| *who).collect();
+            // Nodes that programs bring belong to these.
+            let those =
+                absent.iter().map(|(who, _)| *who).filter(|who| !matches!(who, Absentee::Node(_, false))).collect();
             self.vital("saying who is back", self.clone().tell_who_is_back(those));
         }
         for (who, address) in absent {
@@ -50,7 +52,7 @@ impl Shell {
                 those.iter().copied().filter(|who| !inside.state.is_back(*who)).collect()
             };
             if !missing.is_empty() {
-                tracing::warn!("given up, since they did not come back: {} of {}", counted(&missing), counted(&those));
+                tracing::warn!("did not come back, or have ended since: {} of {}", counted(&missing), counted(&those));
             }
         };
         self.until_stopped(waiting).await;

@@ -61,10 +61,13 @@ impl Shell {
                     .to_owned()
             }
             (Before::TooLongAgo, _) if !state.is_recovering() => format!(
-                "the head was started again {:.0} s ago, and waits no longer for those that the last one knew",
+                "this head began {:.0} s ago, and waits no longer for those that the last one knew",
                 self.started.elapsed().as_secs_f64()
             ),
-            _ => format!("the head had heard nothing from it for {:?}", self.lost_after()),
+            _ => format!(
+                "the head had heard nothing from it for {:?}, or nobody listened any more where it did",
+                self.lost_after()
+            ),
         }
     }
 
