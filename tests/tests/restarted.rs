@@ -278,6 +278,29 @@ fn a_head_with_a_copy_of_the_journal_from_before_the_last_head_goes_on_with_what
     assert!(!said.contains("given up"), "{said}");
 }
 
+/// As where a machine was put back from an image, and its head starts by itself.
+#[test]
+fn a_head_with_a_copy_of_the_journal_is_refused_while_nodes_hear_another_one() {
+    if std::env::var_os(WITHOUT).is_some() {
+        return;
+    }
+    let (mut cluster, _driver) = cluster(2, 1);
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+    let (journal, copy) = (cluster.journal(), cluster.folder().join("copy"));
+    cluster.terminate_head().unwrap();
+    std::fs::copy(&journal, &copy).unwrap();
+    cluster.start_head().unwrap();
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8, "nodes are back");
+    for more in [None, Some("--without-standby")] {
+        let mut other = cluster.command().unwrap();
+        let output = other.args(["head", "--port", "0", "--journal"]).arg(&copy).args(more).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("hear another head of it, at"), "{more:?}: {said}");
+        assert!(said.contains(cluster.address()), "{said}");
+    }
+    assert_eq!(double::remote(5).get_blocking().unwrap(), 10);
+}
+
 #[test]
 fn a_cluster_that_is_stopped_while_it_comes_back_ends_in_order() {
     let (mut cluster, driver) = cluster(2, 1);

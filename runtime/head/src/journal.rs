@@ -33,6 +33,7 @@ use crate::feed::Feed;
 use crate::service::Durable;
 use crate::state::Fact;
 
+pub(crate) use place::keep_aside;
 use place::{Place, beside, log_of, open_private};
 
 mod place;

@@ -141,6 +141,9 @@ impl Head {
             FormerStandby::IsAsked => asker.may_lead(&open).await?,
             FormerStandby::IsGone => asker.is_alone(&open).await?,
         }
+        if open.is_empty() || standby == FormerStandby::IsGone {
+            asker.nobody_leads(&remembered.facts).await?;
+        }
         let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
         Ok(Self::serve_at(listener, config, shell))
     }

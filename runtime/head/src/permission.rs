@@ -1,4 +1,5 @@
-//! Whether a head that is started with a file in which a standby is named may lead: that standby may have taken over.
+//! Whether a head that is started with a file may lead: a standby that is named in it may have taken over, and where the file is an older
+//! copy, some other head may lead.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,6 +23,11 @@ use crate::succession::blocking;
 
 /// How long it may take until the standby or enough nodes have answered: longer than a standby takes over.
 const LIMIT: Duration = Duration::from_secs(15);
+/// How long nodes may take to say whether they hear a head. One that does not answer in that time is not waited for: a head that was
+/// started again is to go on at once.
+const ANSWER: Duration = Duration::from_secs(1);
+/// So many nodes are asked whether they hear a head.
+const ASKED: usize = 64;
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -91,6 +97,45 @@ impl Asker<'_> {
         }
     }
 
+    /// Waits until none of the nodes in the file is connected to a head. One that was just lost may be heard for a while.
+    ///
+    /// # Errors
+    /// Some are, and stay so: this file is a copy from before that head, and whoever came over from it would find nothing of what it has
+    /// acknowledged.
+    pub(crate) async fn nobody_leads(&self, facts: &[Fact]) -> Result<(), Error> {
+        let nodes = facts.iter().filter_map(|fact| match fact {
+            Fact::Node(node, _) => Some(&node.address),
+            _ => None,
+        });
+        let nodes: Vec<&Address> = nodes.collect();
+        let until = tokio::time::Instant::now() + limits().silence * 2;
+        while let Some(head) = self.head_that_is_heard(&nodes).await {
+            if tokio::time::Instant::now() > until {
+                let at = shown(&head);
+                return Err(refused(format!(
+                    "nodes that are in the journal hear another head of it, at {at}. Stop that one first; or name the journal that it writes, \
+                     or stand by: `wingbeat head --standby-of {at} --journal FILE`"
+                )));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    async fn head_that_is_heard(&self, nodes: &[&Address]) -> Option<Address> {
+        // As a head before all others: each node that has joined any says so.
+        let generation = Generation { epoch: Epoch(0), count: 0 };
+        let leads = Leadership { generation, is_revoked: false, standby: None };
+        let some = nodes.iter().step_by(nodes.len().div_ceil(ASKED).max(1));
+        let asking = some.map(async |node| {
+            match tokio::time::timeout(ANSWER, self.ask_node(node, leads.clone())).await.ok()?? {
+                Support::Joined { heard_at, .. } => heard_at,
+                Support::Given | Support::Promised(_) => None,
+            }
+        });
+        futures::future::join_all(asking).await.into_iter().flatten().next()
+    }
+
     async fn ask_standby(&self, standby: &Address) -> Option<Said> {
         let dialled = tokio::time::timeout(limits().takeover, self.dial_standby(standby)).await.ok()?;
         let (stream, welcome) = dialled.ok()?;
@@ -125,20 +170,21 @@ impl Asker<'_> {
         let generation = Generation { epoch, count: u64::MAX };
         let voters: BTreeMap<NodeId, &Address> =
             open.iter().flat_map(|by| by.voters.iter().map(|(node, address)| (*node, address))).collect();
-        let asking = voters.into_iter().map(async |(node, address)| (node, self.ask_node(address, generation).await));
+        let leads = Leadership { generation, is_revoked: true, standby: None };
+        let asking =
+            voters.into_iter().map(async |(node, address)| (node, self.ask_node(address, leads.clone()).await));
         let answers: BTreeMap<NodeId, Option<Support>> = futures::future::join_all(asking).await.into_iter().collect();
         said_by_nodes(open, &answers)
     }
 
-    async fn ask_node(&self, node: &Address, generation: Generation) -> Option<Support> {
+    async fn ask_node(&self, node: &Address, leads: Leadership) -> Option<Support> {
         let dialled = address::dial(node, "a node", self.token, self.hello());
         let stream = tokio::time::timeout(limits().takeover, dialled).await.ok()?.ok()?;
         let (connection, client, _) =
             mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
         let client = NodeClient::new(mux::client_config(), client).spawn();
-        let said = Leadership { generation, is_revoked: true, standby: None };
         let _closes = connection.closes();
-        client.support(mux::within(limits().takeover), said).await.ok()
+        client.support(mux::within(limits().takeover), leads).await.ok()
     }
 }
 
@@ -169,7 +215,7 @@ pub(crate) fn open_among(facts: &[Fact]) -> Vec<Succession> {
 
 /// What follows from the answers of nodes; none while they are too few.
 fn said_by_nodes(open: &[Succession], answers: &BTreeMap<NodeId, Option<Support>>) -> Option<Said> {
-    if answers.values().flatten().any(|answer| matches!(answer, Support::Joined(_))) {
+    if answers.values().flatten().any(|answer| matches!(answer, Support::Joined { .. })) {
         return Some(Said::Superseded);
     }
     let is_given = |node: &&NodeId| answers.get(*node) == Some(&Some(Support::Given));
@@ -228,7 +274,9 @@ mod tests {
         assert_eq!(said(&open, &[1]), None);
         assert_eq!(said(&open, &[1, 3]), Some(Said::MayLead));
         assert_eq!(said(&[by(1, &[])], &[]), None, "without nodes the standby alone knows");
-        let joined = [(NodeId(1), Some(Support::Joined(Epoch(2)))), (NodeId(2), Some(Support::Given))].into();
+        let joined =
+            [(NodeId(1), Some(Support::Joined { epoch: Epoch(2), heard_at: None })), (NodeId(2), Some(Support::Given))]
+                .into();
         assert_eq!(said_by_nodes(&[by(1, &[1, 2])], &joined), Some(Said::Superseded));
     }
 

@@ -31,7 +31,7 @@ use wingbeat_net::services::{
 };
 use wingbeat_net::way::Way;
 
-use crate::journal::{Changes, Journal};
+use crate::journal::{self, Changes, Journal};
 use crate::programs::{Giver, Programs};
 use crate::service::{Durable as _, Shell};
 use crate::state::{Fact, FactKey};
@@ -186,7 +186,7 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
         found.as_ref().map_err(Clone::clone)?;
     }
     let new = found.as_ref().map_or(cluster, |(_, welcome)| welcome.cluster);
-    let (journal, remembered) = Journal::open(file, new)?;
+    let (mut journal, remembered) = Journal::open(file, new)?;
     let follows = remembered.facts.iter().find_map(|fact| match fact {
         Fact::Follows(head) => Some((**head).clone()),
         _ => None,
@@ -216,6 +216,13 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
                 && let Ok(peer) = stream.peer_addr()
             {
                 head.tcp = Some(peer);
+            }
+            if has_led {
+                // That head may have begun with an older copy, which is about to replace what this file alone holds.
+                drop(journal);
+                let aside = journal::keep_aside(file)?;
+                tracing::info!("what this journal holds, with which it has led, is kept as {}", aside.display());
+                journal = Journal::open(file, new)?.0;
             }
             (head, welcome.epoch, address::local_ip(&stream))
         }
@@ -840,6 +847,27 @@ mod tests {
         assert!(copying.take_in(facts(1, true, false)).is_none() && !copying.is_complete);
         assert!(matches!(copying.take_in(facts(2, false, true)), Some((_, true))) && copying.is_complete);
         assert!(matches!(copying.take_in(facts(3, false, true)), Some((_, false))) && copying.is_complete);
+    }
+
+    #[tokio::test]
+    async fn what_a_head_has_led_with_is_kept_when_it_follows_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let [led, older] = ["led", "older"].map(|name| dir.path().join(name));
+        let (token, cluster, patience) = (Token::random(), ClusterId(7), wingbeat_net::patience::Patience::USUAL);
+        drop(Journal::open(&older, cluster).unwrap());
+        std::fs::copy(&older, &led).unwrap();
+        let quota = Fact::Quota("team".into(), wingbeat_core::ResourceSet::default());
+        Journal::open(&led, cluster).unwrap().0.intend(vec![quota]).await.unwrap();
+        let config =
+            || HeadConfig { tcp: Some("127.0.0.1:0".parse().unwrap()), token: token.clone(), cluster, patience };
+        let head = Head::start_with_journal(config(), &older, crate::FormerStandby::IsAsked).await.unwrap();
+        let at = head.address().tcp.unwrap().to_string();
+        // Its number would be that of the head there, or later, if it had begun after that.
+        let standby = Head::stand_by(config(), &at, &led).await.unwrap();
+        standby.is_current().await;
+        drop((standby, head));
+        let (_, kept) = Journal::open(&dir.path().join("led.led"), cluster).unwrap();
+        assert!(matches!(&kept.facts[..], [Fact::Quota(name, _)] if name == "team"), "{:?}", kept.facts);
     }
 
     #[test]

@@ -15,11 +15,11 @@ pub struct Voter {
 }
 
 impl Voter {
-    /// A head asks whether it still is.
+    /// A head asks whether it still is. Whether a later one is heard, the caller knows.
     pub fn support(&mut self, joined: Option<Epoch>, promise: Option<&Promise>, said: &Leadership) -> Support {
         let by = said.generation.epoch;
         if let Some(later) = joined.filter(|joined| *joined > by) {
-            return Support::Joined(later);
+            return Support::Joined { epoch: later, heard_at: None };
         }
         if let Some(later) = promise.map(|promise| promise.epoch).filter(|promised| *promised > by) {
             return Support::Promised(later);
@@ -96,7 +96,10 @@ mod tests {
         assert_eq!(voter.vote(joined, promise, true, &ballot(1, 4, true)).0, Vote::Yes);
         let other = Ballot { standby: Address { process: ProcessId(8), ..standby() }, ..ballot(1, 4, true) };
         assert_eq!(voter.vote(joined, promise, false, &other).0, Vote::Later(Epoch(4)));
-        assert_eq!(voter.support(Some(Epoch(4)), None, &said(9, true)), Support::Joined(Epoch(4)));
+        assert_eq!(
+            voter.support(Some(Epoch(4)), None, &said(9, true)),
+            Support::Joined { epoch: Epoch(4), heard_at: None }
+        );
     }
 
     #[test]

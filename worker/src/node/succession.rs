@@ -47,7 +47,13 @@ impl Daemon {
                 self.tell_workers_of_heads();
             }
         }
-        answer
+        match answer {
+            Support::Joined { epoch, .. } => {
+                let heard_at = self.head.client().is_some().then(|| self.head.way.address());
+                Support::Joined { epoch, heard_at }
+            }
+            answer => answer,
+        }
     }
 
     /// A standby asks for this node's vote. A node that promises itself leaves its head.

@@ -40,6 +40,18 @@ pub(super) fn beside(journal: &Path, ending: &str) -> PathBuf {
     path.into()
 }
 
+/// Copies a journal that nobody has open to `FILE.led`.
+///
+/// # Errors
+/// It cannot be read, or the copy not written.
+pub(crate) fn keep_aside(journal: &Path) -> Result<PathBuf, Error> {
+    let aside = beside(journal, ".led");
+    match std::fs::copy(journal, &aside) {
+        Ok(_) => Ok(aside),
+        Err(error) => Err(failed(journal, format!("it cannot be copied to {}: {error}", aside.display()))),
+    }
+}
+
 /// SQLite's write-ahead log. Most of a small journal is in it while a head runs. Where the journal's path is a link, it lies beside what
 /// that leads to.
 pub(super) fn log_of(journal: &Path) -> PathBuf {

@@ -228,7 +228,7 @@ impl Leading {
             Support::Given => {}
             // It may be let go again.
             Support::Promised(_) => return Vec::new(),
-            Support::Joined(later) => return self.superseded(later),
+            Support::Joined { epoch: later, .. } => return self.superseded(later),
         }
         let known = self.supports.entry(node).or_insert(asked);
         *known = (*known).max(asked);
@@ -437,7 +437,7 @@ mod tests {
         assert!(head.answered(2, NodeId(1), 2, &head.leadership(), Support::Promised(Epoch(4))).is_empty());
         assert!(head.waits_for_standby());
         assert!(matches!(
-            head.answered(2, NodeId(1), 2, &head.leadership(), Support::Joined(Epoch(4)))[..],
+            head.answered(2, NodeId(1), 2, &head.leadership(), Support::Joined { epoch: Epoch(4), heard_at: None })[..],
             [Order::End(_)]
         ));
     }

@@ -321,7 +321,7 @@ impl World {
                 match answer {
                     Support::Given => given.insert(NodeId(node)),
                     Support::Promised(_) => false,
-                    Support::Joined(_) => return self.life = Life::Dead,
+                    Support::Joined { .. } => return self.life = Life::Dead,
                 };
                 let is_enough = |by: &Succession| {
                     let by_nodes = by.voters.keys().filter(|node| given.contains(*node)).count();

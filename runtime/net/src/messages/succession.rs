@@ -41,14 +41,19 @@ pub struct Leadership {
 }
 
 /// What a node says to that.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Support {
     /// It has accepted no later head.
     Given,
     /// It has promised itself to a standby, which would lead with this epoch.
     Promised(Epoch),
-    /// It has joined a head of this epoch.
-    Joined(Epoch),
+    /// It has joined a later head.
+    Joined {
+        /// Of this epoch.
+        epoch: Epoch,
+        /// Where that is, while the node is connected to it.
+        heard_at: Option<Address>,
+    },
 }
 
 /// A standby asks a node for its vote.
