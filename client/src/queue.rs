@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use wingbeat_core::error::Result;
 use wingbeat_process::values::KeptRef;
-use wingbeat_process::{block_on, values};
+use wingbeat_process::{block_on, context, values};
 
 use crate::ObjectRef;
 
@@ -51,11 +51,15 @@ struct Item {
     #[serde(with = "serde_bytes")]
     bytes: Vec<u8>,
     refs: Vec<KeptRef>,
+    /// Its place among all that were put, which the queue gives.
+    number: u64,
 }
 
 #[derive(Default)]
 struct QueueState {
+    /// In the order of their numbers.
     items: VecDeque<Item>,
+    next: u64,
     is_closed: bool,
 }
 
@@ -86,7 +90,11 @@ impl QueueActor {
 
     /// An item that was taken for somebody who did not wait for it any more.
     async fn give_back(&self, item: Item) {
-        self.state.lock().items.push_front(item);
+        {
+            let items = &mut self.state.lock().items;
+            let place = items.partition_point(|later| later.number < item.number);
+            items.insert(place, item);
+        }
         self.changed.notify_waiters();
     }
 
@@ -110,7 +118,9 @@ impl QueueActor {
         if self.capacity > 0 && state.items.len() >= self.capacity {
             return None;
         }
-        state.items.push_back(item.take()?);
+        let item = Item { number: state.next, ..item.take()? };
+        state.next += 1;
+        state.items.push_back(item);
         Some(Ok(()))
     }
 
@@ -304,7 +314,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// The first item, when there is one.
     ///
     /// Nothing is lost if this is dropped before it is done, as by a timeout or `select!`: an item that was on its way goes
-    /// back to the front of the queue.
+    /// back to its place at the front of the queue.
     ///
     /// # Errors
     /// The queue's actor is gone; `error.application::<QueueError>()` is [`QueueError::Closed`]; or [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost (a cut of
@@ -347,8 +357,9 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         let actor = self.actor.clone();
         let then = |call: ObjectRef<Item>| {
             call.cancel();
-            // Runs with the item if the call took one, and fails with the call if not.
-            actor.give_back(call);
+            // Runs with the item if the call took one, and fails with the call if not. As a call of this task's it would be
+            // cancelled with that.
+            context::without_parent(|| actor.give_back(call));
         };
         self.decode(self.answered(limit, awaited(self.actor.get(limit.map(in_ms)), then)).await?)
     }
@@ -366,11 +377,11 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
 
     fn encode(&self, item: &T) -> Result<Item> {
         let (bytes, refs) = values::encode_kept(&self.actor.actor().session_or_error()?, item)?;
-        Ok(Item { bytes: bytes.into(), refs })
+        Ok(Item { bytes: bytes.into(), refs, number: 0 })
     }
 
     fn decode(&self, item: Item) -> Result<T> {
-        let Item { bytes, refs } = item;
+        let Item { bytes, refs, .. } = item;
         let decoded = values::decode_kept(&self.actor.actor().session_or_error()?, bytes.into());
         drop(refs);
         decoded

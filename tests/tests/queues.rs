@@ -120,6 +120,54 @@ fn every_item_is_got_once_whenever_gets_are_dropped() {
 }
 
 #[test]
+fn items_that_go_back_are_in_their_old_order() {
+    let _local = Local::start(1);
+    let queue = Queue::<u64>::unbounded();
+    for round in 0..20 {
+        for i in 0..10 {
+            queue.put_blocking(&i).unwrap();
+        }
+        let gets: Vec<_> = (0..5).map(|_| queue.get()).collect();
+        // One poll submits all five calls, so that items are on their way when all are dropped.
+        assert!(begin_and_drop(futures::future::join_all(gets), 1).is_none(), "round {round}");
+        let begun = Instant::now();
+        while wingbeat::block_on(queue.size()).unwrap() < 10 {
+            assert!(begun.elapsed() < LIMIT, "an item is lost in round {round}");
+        }
+        assert_eq!((0..10).map(|_| get(&queue)).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>(), "round {round}");
+    }
+}
+
+#[wingbeat::remote]
+async fn begins_a_get(queue: Queue<Vec<u8>>, begun: PathBuf) {
+    {
+        let get = queue.get();
+        tokio::pin!(get);
+        let _ = futures::poll!(&mut get);
+        // So that the actor has taken the item, which is on its way.
+        let _ = queue.size().await;
+    }
+    std::fs::write(begun, "").unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[test]
+fn an_item_that_a_cancelled_task_did_not_wait_for_goes_back() {
+    let _local = Local::start(2);
+    let queue = Queue::<Vec<u8>>::unbounded();
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..10 {
+        queue.put_blocking(&vec![round; 16 << 20]).unwrap();
+        let begun = folder.path().join(round.to_string());
+        let task = begins_a_get::remote(queue.clone(), begun.clone());
+        wait_for(&begun);
+        task.cancel();
+        assert!(task.get_timeout_blocking(LIMIT).is_err());
+        assert_eq!(get(&queue)[0], round);
+    }
+}
+
+#[test]
 fn a_put_that_is_dropped_while_it_waits_for_room_puts_nothing() {
     let _local = Local::start(1);
     let queue = Queue::<u64>::bounded(1);
