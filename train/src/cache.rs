@@ -19,13 +19,39 @@ pub(crate) fn folder() -> Result<PathBuf> {
     private(&std::env::temp_dir().join(format!("wingbeat-cache-{}", rustix::process::geteuid().as_raw())))
 }
 
-/// Whether it is this user's, and nobody else may write what lies in it, which is run. If others may, they may not any more, whatever the
-/// umask was.
-pub(crate) fn is_nobody_elses(folder: &Path) -> bool {
+/// Whether it is this user's, and nobody else may write what lies in it, which is run. Where others could, whatever the umask was, they
+/// reach nothing in it any more: what was made below it may be open to them, too.
+fn is_nobody_elses(folder: &Path) -> bool {
     let Ok(there) = std::fs::metadata(folder) else { return false };
-    let for_us = std::fs::Permissions::from_mode(there.mode() & 0o7755);
+    let for_us = std::fs::Permissions::from_mode(there.mode() & 0o7700);
     there.uid() == rustix::process::geteuid().as_raw()
         && (there.mode() & 0o022 == 0 || std::fs::set_permissions(folder, for_us).is_ok())
+}
+
+/// Whether that is there and can be run: this user has made it, and nobody else could have changed it. What others could write is removed,
+/// so that it is made again.
+pub(crate) fn holds(folder: &Path) -> Result<bool> {
+    let Ok(there) = std::fs::symlink_metadata(folder) else { return Ok(false) };
+    let is_ours = there.is_dir() && there.uid() == rustix::process::geteuid().as_raw();
+    if is_ours && there.mode() & 0o022 == 0 {
+        return Ok(true);
+    }
+    let removed = if is_ours { std::fs::remove_dir_all(folder) } else { Err(ErrorKind::PermissionDenied.into()) };
+    match removed {
+        Ok(()) => Ok(false),
+        Err(error) => Err(Error::new(
+            error.kind(),
+            format!(
+                "{} is somebody else's, or others could write it, and what lies in it would be run; remove it, or set XDG_CACHE_HOME",
+                folder.display()
+            ),
+        )),
+    }
+}
+
+/// A new folder in the cache that only this user reaches. It gets its name when all is in it.
+pub(crate) fn new_folder(cache: &Path, prefix: &str) -> Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix(prefix).permissions(std::fs::Permissions::from_mode(0o700)).tempdir_in(cache)
 }
 
 /// A folder that only this user can write. Anybody may have made one of its name before: what lies in it is run.
@@ -53,12 +79,26 @@ mod tests {
     fn what_others_may_write_they_may_not_any_more() {
         let dir = tempfile::tempdir().unwrap();
         let mode = || std::fs::metadata(dir.path()).unwrap().mode() & 0o777;
-        for (before, after) in [(0o777, 0o755), (0o755, 0o755), (0o770, 0o750), (0o700, 0o700)] {
+        for (before, after) in [(0o777, 0o700), (0o755, 0o755), (0o770, 0o700), (0o700, 0o700)] {
             std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(before)).unwrap();
             assert!(is_nobody_elses(dir.path()));
             assert_eq!(mode(), after, "{before:o}");
         }
         assert!(!is_nobody_elses(&dir.path().join("missing")));
+    }
+
+    #[test]
+    fn what_others_could_have_changed_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = new_folder(dir.path(), "made-").unwrap();
+        assert_eq!(std::fs::metadata(made.path()).unwrap().mode() & 0o777, 0o700, "whatever the umask is");
+        assert!(holds(made.path()).unwrap() && !holds(&dir.path().join("missing")).unwrap());
+        std::fs::write(made.path().join("train.py"), "").unwrap();
+        std::fs::set_permissions(made.path(), std::fs::Permissions::from_mode(0o775)).unwrap();
+        assert!(!holds(made.path()).unwrap() && !made.path().exists());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        assert!(holds(&link).unwrap_err().to_string().contains("XDG_CACHE_HOME"));
     }
 
     #[test]

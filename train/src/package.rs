@@ -2,8 +2,6 @@
 //!
 //! It lies in the user's cache, in a folder that is named by its content, and is written there once.
 
-use std::fs::Permissions;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -121,11 +119,7 @@ pub(crate) fn folder() -> std::io::Result<PathBuf> {
     let cache = cache::folder()?;
     let folder = cache.join(format!("python-{}", identity()));
     let package = folder.join("wingbeat");
-    if package.exists() {
-        // An older version made it as the umask said.
-        if std::fs::metadata(&folder).is_ok_and(|there| there.mode() & 0o022 != 0) {
-            std::fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
-        }
+    if cache::holds(&folder)? {
         return Ok(package);
     }
     let made = written_in(&cache).map_err(|error| {
@@ -140,8 +134,7 @@ pub(crate) fn folder() -> std::io::Result<PathBuf> {
 }
 
 fn written_in(cache: &Path) -> std::io::Result<tempfile::TempDir> {
-    let for_us = Permissions::from_mode(0o700);
-    let made = tempfile::Builder::new().prefix("python-").permissions(for_us).tempdir_in(cache)?;
+    let made = cache::new_folder(cache, "python-")?;
     for (name, text) in FILES {
         let file = made.path().join("wingbeat").join(name);
         file.parent().map_or(Ok(()), std::fs::create_dir_all)?;

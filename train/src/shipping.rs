@@ -130,11 +130,11 @@ impl Shipment {
     /// Writes the files into the cache, unless they are there: all of them, or nothing.
     pub(crate) fn unpack(&self) -> std::io::Result<PathBuf> {
         let folder = place(&self.hash)?;
-        if folder.exists() {
+        if cache::holds(&folder)? {
             return Ok(folder);
         }
         remove_unused();
-        let made = tempfile::Builder::new().prefix(PART).tempdir_in(cache::folder()?)?;
+        let made = cache::new_folder(&cache::folder()?, PART)?;
         for file in &self.files {
             let path = made.path().join(&file.path);
             if let Some(parent) = path.parent() {
@@ -254,7 +254,11 @@ fn remove_unused() {
 
 /// Whether a shipment lies on this node; a run is about to use it then.
 pub(crate) fn is_there(hash: &str) -> bool {
-    let used = place(hash).and_then(std::fs::File::open).and_then(|folder| folder.set_modified(SystemTime::now()));
+    // What unpacks it says why it cannot be used.
+    let Ok(Some(folder)) = place(hash).and_then(|folder| Ok(cache::holds(&folder)?.then_some(folder))) else {
+        return false;
+    };
+    let used = std::fs::File::open(folder).and_then(|folder| folder.set_modified(SystemTime::now()));
     used.is_ok()
 }
 
