@@ -87,15 +87,21 @@ impl Injector {
                 Lasting::Stopped(pid)
             }
             Fault::Cut { machine, .. } => {
-                machines.hosts().cut(machine);
+                if !machines.hosts().cut(machine) {
+                    return false;
+                }
                 Lasting::Cut(machine)
             }
             Fault::CutWay { from, to, .. } => {
-                machines.hosts().cut_way(from, to);
+                if !machines.hosts().cut_way(from, to) {
+                    return false;
+                }
                 Lasting::CutWay(from, to)
             }
             Fault::Slow { machine, .. } => {
-                machines.hosts().slow(machine);
+                if !machines.hosts().slow(machine) {
+                    return false;
+                }
                 Lasting::Slow(machine)
             }
             Fault::Eat { node, .. } => {
@@ -116,8 +122,8 @@ impl Injector {
     /// Says which daemons and drivers may end of it.
     fn allow(&self, fault: &Fault, machines: &mut Machines, drivers: &mut Drivers) {
         // Others may have been silent for a while already, and a loaded machine takes its time.
-        let is_long = fault.lasts() >= self.patience.lost() / 2;
-        let within = fault.lasts() + self.patience.lost() + AFTER;
+        let is_long = fault.lasts() >= self.patience.lost / 2;
+        let within = fault.lasts() + self.patience.lost + AFTER;
         let mut silent = |machine: usize| {
             if !is_long {
                 return;

@@ -197,7 +197,17 @@ impl Machines {
                 command.arg(self.disk(Disk::Journal).join("journal"));
             }
             _ => {
-                command.args(["worker", "--num-cpus", CPUS, "--object-store-memory", STORE, "--spill-dir"]);
+                // A GPU that is only pretended is accounted for as any other.
+                command.args([
+                    "worker",
+                    "--num-cpus",
+                    CPUS,
+                    "--num-gpus",
+                    "1",
+                    "--object-store-memory",
+                    STORE,
+                    "--spill-dir",
+                ]);
                 command.arg(self.disk(Disk::Spill(machine)));
             }
         }

@@ -25,6 +25,8 @@ const STORE_BYTES: u64 = 1 << 20;
 /// nodes that are kept for a while, a spill file, and threads for blocking work.
 const DESCRIPTORS: usize = 40;
 const THREADS: usize = 8;
+/// And so much more memory of its own: what the allocator keeps of its busiest moment.
+const MEMORY: u64 = 64 << 20;
 
 /// What daemons hold when they have just started, by whether it is the head.
 pub type Fresh = BTreeMap<bool, Usage>;
@@ -54,6 +56,16 @@ pub fn wait(machines: &mut Machines, fresh: &Fresh) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(500));
     }
+}
+
+/// What each daemon has of memory of its own, and had when it was new.
+pub fn memory(machines: &Machines, fresh: &Fresh) -> String {
+    let of = |machine: usize, usage: Usage| {
+        let before = fresh.get(&(machine == 0)).copied().unwrap_or_default();
+        let daemon = if machine == 0 { "head".to_owned() } else { format!("node {machine}") };
+        format!("{daemon} {} MiB ({} when new)", usage.private >> 20, before.private >> 20)
+    };
+    usages(machines).into_iter().map(|(machine, usage)| of(machine, usage)).collect::<Vec<_>>().join(", ")
 }
 
 fn left(state: &Value, machines: &Machines, fresh: &Fresh) -> Vec<String> {
@@ -94,7 +106,10 @@ fn left(state: &Value, machines: &Machines, fresh: &Fresh) -> Vec<String> {
         }
         let (usage, fresh) =
             (usage::of(pid).unwrap_or_default(), fresh.get(&(machine == 0)).copied().unwrap_or_default());
-        if usage.descriptors > fresh.descriptors + DESCRIPTORS || usage.threads > fresh.threads + THREADS {
+        let is_more = usage.descriptors > fresh.descriptors + DESCRIPTORS
+            || usage.threads > fresh.threads + THREADS
+            || usage.private > fresh.private + MEMORY;
+        if is_more {
             left.push(format!("the daemon of machine {machine} holds {usage:?}, and {fresh:?} when it was new"));
         }
     }

@@ -107,6 +107,7 @@ impl Run {
         self.until("the last driver has ended", |run| Ok(run.drivers.are_gone()))?;
         self.note("no driver is left");
         rest::wait(&mut self.machines, &fresh)?;
+        println!("memory at rest: {}", rest::memory(&self.machines, &fresh));
         self.machines.stop(rest::STOP)?;
         rest::after_the_end()
     }
