@@ -356,6 +356,10 @@ impl State {
             NodeMessage::EndJob { job } => self.end_job(job),
             NodeMessage::Prestart { job, count } => self.prestart(job, count),
             NodeMessage::ActorStarted { actor, incarnation, outcome } => {
+                // Nobody else has constructors here.
+                if self.workers.get(by).is_none() {
+                    return;
+                }
                 if let Some(assigned) = self.workers.assignment_mut(by)
                     && matches!(&assigned.start.holder, LeaseHolder::Actor(spec, life, _) if spec.id == actor && *life == incarnation)
                 {
@@ -642,7 +646,14 @@ impl Redact for Event {
         match self {
             Event::Says(_, message) => message.redact(),
             Event::RestRead { stderr, .. } => stderr.clear(),
-            _ => {}
+            Event::NotStarted { error, .. } => error.redact(),
+            Event::HandedToGuard(_)
+            | Event::Started { .. }
+            | Event::Reported { .. }
+            | Event::MemoryRanOut { .. }
+            | Event::Exited { .. }
+            | Event::DevicesFree(_)
+            | Event::Tick => {}
         }
     }
 }
@@ -654,8 +665,18 @@ impl Redact for Action {
             // What a program has printed may be in it.
             Action::Warn(text) => text.clear(),
             Action::BeginJob(job) | Action::Launch { job, .. } => job.redact(),
-            Action::Order { command, .. } | Action::Tell(_, command) => command.redact(),
-            _ => {}
+            Action::Order { command, then, .. } => {
+                command.redact();
+                if let Some(then) = then {
+                    then.redact();
+                }
+            }
+            Action::Tell(_, command) => command.redact(),
+            Action::ForgetJob(_)
+            | Action::Kill(_)
+            | Action::ReadRest(_)
+            | Action::FreeDevices { .. }
+            | Action::Forget(_) => {}
         }
     }
 }

@@ -429,17 +429,22 @@ pub(crate) fn send_arena(socket: &impl AsFd, arena: impl AsFd) -> std::io::Resul
 
 /// What the head tells this node; see [`NodeMessage`].
 fn is_from_head(message: &NodeMessage) -> bool {
-    matches!(
-        message,
+    match message {
         NodeMessage::BeginJob(_)
-            | NodeMessage::StartLease(_)
-            | NodeMessage::EndLease { .. }
-            | NodeMessage::DrainActor { .. }
-            | NodeMessage::EndJob { .. }
-            | NodeMessage::Stop(_)
-            | NodeMessage::Prestart { .. }
-            | NodeMessage::NodeDied(_)
-            | NodeMessage::OwnersGone { .. }
-            | NodeMessage::Keep(_)
-    )
+        | NodeMessage::StartLease(_)
+        | NodeMessage::EndLease { .. }
+        | NodeMessage::DrainActor { .. }
+        | NodeMessage::EndJob { .. }
+        | NodeMessage::Stop(_)
+        | NodeMessage::Prestart { .. }
+        | NodeMessage::NodeDied(_)
+        | NodeMessage::OwnersGone { .. }
+        | NodeMessage::Keep(_) => true,
+        NodeMessage::Unpin(_)
+        | NodeMessage::Delete(_)
+        | NodeMessage::ActorStarted { .. }
+        | NodeMessage::Stays
+        | NodeMessage::LeftBehind(_)
+        | NodeMessage::LostHead => false,
+    }
 }

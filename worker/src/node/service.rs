@@ -111,7 +111,7 @@ impl Daemon {
                 self.owners.steward.node_died(node);
             }
             NodeMessage::Keep(keep) => self.kept.lock().take_in(*keep),
-            of_workers => self.step(Event::Says(peer, of_workers)),
+            of_leases => self.step(Event::Says(peer, of_leases)),
         }
     }
 }

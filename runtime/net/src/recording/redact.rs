@@ -143,15 +143,23 @@ impl Redact for Error {
             Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.redact(),
             Error::WorkerCrashed { exit, .. } => exit.stderr.clear(),
             Error::Failed { what, why } if what == ENDED_UNREPORTED => why.clear(),
+            // The others say what Wingbeat says, and never a user's value. They may become more (`non_exhaustive`).
             _ => {}
         }
     }
 }
 
+fn redact_error(outcome: &mut Result<(), Error>) {
+    if let Err(error) = outcome {
+        error.redact();
+    }
+}
+
 impl Redact for LeaseHolder {
     fn redact(&mut self) {
-        if let LeaseHolder::Actor(spec, ..) = self {
-            spec.redact();
+        match self {
+            LeaseHolder::Actor(spec, ..) => spec.redact(),
+            LeaseHolder::Tasks(..) => {}
         }
     }
 }
@@ -165,8 +173,8 @@ impl Redact for Running {
 impl Redact for RunningLease {
     fn redact(&mut self) {
         self.start.holder.redact();
-        if let Some(Err(error)) = &mut self.started {
-            error.redact();
+        if let Some(outcome) = &mut self.started {
+            redact_error(outcome);
         }
     }
 }
@@ -177,8 +185,19 @@ impl Redact for NodeMessage {
             NodeMessage::BeginJob(spec) => spec.redact(),
             NodeMessage::StartLease(start) => start.holder.redact(),
             NodeMessage::Keep(keep) => keep.changes.clear(),
-            NodeMessage::ActorStarted { outcome: Err(error), .. } => error.redact(),
-            _ => {}
+            NodeMessage::ActorStarted { outcome, .. } => redact_error(outcome),
+            NodeMessage::EndLease { .. }
+            | NodeMessage::DrainActor { .. }
+            | NodeMessage::EndJob { .. }
+            | NodeMessage::Stop(_)
+            | NodeMessage::Prestart { .. }
+            | NodeMessage::Unpin(_)
+            | NodeMessage::Delete(_)
+            | NodeMessage::NodeDied(_)
+            | NodeMessage::OwnersGone { .. }
+            | NodeMessage::Stays
+            | NodeMessage::LeftBehind(_)
+            | NodeMessage::LostHead => {}
         }
     }
 }
@@ -186,21 +205,42 @@ impl Redact for NodeMessage {
 impl Redact for HeadMessage {
     fn redact(&mut self) {
         match self {
-            HeadMessage::ActorStarted { outcome: Err(error), .. } | HeadMessage::LeaseFailed { error, .. } => {
-                error.redact()
-            }
+            HeadMessage::ActorStarted { outcome, .. } => redact_error(outcome),
+            HeadMessage::LeaseFailed { error, .. } => error.redact(),
             // What a program has printed.
             HeadMessage::WorkerDied(death) => death.exit.stderr.clear(),
             HeadMessage::Made { spec, .. } => spec.redact(),
-            _ => {}
+            HeadMessage::Demand { .. }
+            | HeadMessage::ReturnLease(_)
+            | HeadMessage::AbandonLease(_)
+            | HeadMessage::Waiting { .. }
+            | HeadMessage::Resumed { .. }
+            | HeadMessage::WatchActor(_)
+            | HeadMessage::WatchPlacementGroup(_)
+            | HeadMessage::KillActor { .. }
+            | HeadMessage::TerminateActor { .. }
+            | HeadMessage::LeaseReady { .. }
+            | HeadMessage::LeaseEnded(_)
+            | HeadMessage::DevicesHeld(_)
+            | HeadMessage::MemoryShort(_)
+            | HeadMessage::Owners(_)
+            | HeadMessage::NodeEnds(_)
+            | HeadMessage::Leaves
+            | HeadMessage::Holds { .. }
+            | HeadMessage::LifeOver { .. } => {}
         }
     }
 }
 
 impl Redact for WorkerCommand {
     fn redact(&mut self) {
-        if let WorkerCommand::StartActor { spec, .. } = self {
-            spec.redact();
+        match self {
+            WorkerCommand::StartActor { spec, .. } => spec.redact(),
+            WorkerCommand::Lease { .. }
+            | WorkerCommand::Drain
+            | WorkerCommand::Exit
+            | WorkerCommand::Patience(_)
+            | WorkerCommand::Heads(_) => {}
         }
     }
 }
@@ -209,12 +249,23 @@ impl Redact for HeadEvent {
     fn redact(&mut self) {
         match self {
             HeadEvent::WorkerDied(death) => death.exit.stderr.clear(),
-            HeadEvent::Actor { state: ActorState::Restarting { cause, .. } | ActorState::Dead { cause }, .. } => {
-                cause.redact()
-            }
-            HeadEvent::PlacementGroup { state: PlacementGroupState::Gone { cause }, .. } => cause.redact(),
+            HeadEvent::Actor { state, .. } => match state {
+                ActorState::Restarting { cause, .. } | ActorState::Dead { cause } => cause.redact(),
+                ActorState::Starting | ActorState::Alive { .. } => {}
+            },
+            HeadEvent::PlacementGroup { state, .. } => match state {
+                PlacementGroupState::Gone { cause } => cause.redact(),
+                PlacementGroupState::Pending | PlacementGroupState::Placed { .. } => {}
+            },
             HeadEvent::Refused { error, .. } => error.redact(),
-            _ => {}
+            HeadEvent::Granted { .. }
+            | HeadEvent::Starting { .. }
+            | HeadEvent::Recall(_)
+            | HeadEvent::Nodes(_)
+            | HeadEvent::Stops
+            | HeadEvent::Standby(_)
+            | HeadEvent::NodeDied { .. }
+            | HeadEvent::Deadlock { .. } => {}
         }
     }
 }
