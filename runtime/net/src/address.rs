@@ -308,6 +308,12 @@ fn shown(address: &Address) -> String {
 /// As [`dial`].
 pub async fn dial_text(text: &str, what: &str, token: &Token, hello: Hello) -> Result<(Stream, Welcome), Error> {
     let unreachable = |why: String| Error::Unreachable { what: what.into(), address: text.into(), why };
+    if let Some((scheme, rest)) = text.split_once("://") {
+        return Err(unreachable(format!(
+            "an address is host:port; leave `{scheme}://` out: {}",
+            rest.trim_end_matches('/')
+        )));
+    }
     let is_connected = AtomicBool::new(false);
     let attempt = || async {
         let stream = system::connect(text).await.map_err(|error| {

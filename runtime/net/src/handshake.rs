@@ -90,13 +90,14 @@ impl Token {
     /// ```
     /// use wingbeat_net::Token;
     /// assert!(Token::checked(" ", "WINGBEAT_TOKEN").is_err());
-    /// assert_eq!(Token::checked("0123456789abcdef\n", "WINGBEAT_TOKEN").unwrap().reveal(), "0123456789abcdef");
+    /// assert_eq!(Token::checked("\u{feff}0123456789abcdef\r\n", "WINGBEAT_TOKEN").unwrap().reveal(), "0123456789abcdef");
     /// ```
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if it is empty, blank, or shorter than [`SHORTEST_TOKEN`].
     pub fn checked(text: &str, from: &str) -> Result<Token, Error> {
-        let text = text.trim();
+        // Editors of Windows begin files with a mark of their order of bytes.
+        let text = text.trim_start_matches('\u{feff}').trim();
         let wrong = match text.len() {
             0 => "is empty".to_owned(),
             length if length < SHORTEST_TOKEN => {

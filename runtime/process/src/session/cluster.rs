@@ -80,7 +80,7 @@ impl Session {
         let why = why.to_owned();
         self.ask_head(move |head| {
             let why = why.clone();
-            async move { head.drain_node(mux::within(limits().head), node, within, why, false).await }
+            async move { head.drain_node(mux::within(limits().written), node, within, why, false).await }
         })
         .await?
     }
