@@ -1,7 +1,7 @@
 //! How fast Wingbeat is on this machine: `cargo xtask bench`.
 //!
-//! Each row runs user code in other processes than this, checks every result, and is repeated after a warm-up; shown
-//! are the median and the range. What the machine itself can do is measured in the same run (`limits.rs`), and so are
+//! Each row is repeated after a warm-up; shown are the median and the range. Rows of tasks and actors run user code in other processes
+//! than this, and check every result. What the machine itself can do is measured in the same run (`limits.rs`), and so are
 //! peers, if their figures are given. Machines differ and drift: compare within one run only.
 
 mod growth;

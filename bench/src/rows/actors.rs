@@ -43,7 +43,7 @@ pub(super) async fn actor_sync() -> Figures {
         Ok(())
     })
     .await?;
-    Ok(vec![Figure::rate("actor_sync", COUNT, &seconds, Must::Of("limit_echo", 0.7))])
+    Ok(vec![Figure::rate("actor_sync", COUNT, &seconds, Must::Of("limit_echo", 0.9))])
 }
 
 pub(super) async fn actor_async() -> Figures {

@@ -1,5 +1,6 @@
 //! Tasks that submit tasks and wait for them.
 
+use std::collections::BTreeSet;
 use std::hint::black_box;
 
 use anyhow::ensure;
@@ -19,6 +20,19 @@ async fn fib(n: u64) -> Result<u64, String> {
     let (a, b) = (fib::remote(n - 1), fib::remote(n - 2));
     let (a, b) = (a.get().await, b.get().await);
     Ok(a.map_err(|error| error.to_string())? + b.map_err(|error| error.to_string())?)
+}
+
+/// The same, which tells the processes in which it ran.
+#[wingbeat::remote]
+async fn fib_processes(n: u64) -> Result<BTreeSet<u32>, String> {
+    let mut processes = BTreeSet::from([std::process::id()]);
+    if n >= 2 {
+        let (a, b) = (fib_processes::remote(n - 1), fib_processes::remote(n - 2));
+        for below in [a.get().await, b.get().await] {
+            processes.extend(below.map_err(|error| error.to_string())?);
+        }
+    }
+    Ok(processes)
 }
 
 /// The same, which blocks its thread.
@@ -71,7 +85,12 @@ pub(super) async fn nested_fib18() -> Figures {
         Ok(())
     })
     .await?;
-    Ok(vec![Figure::rate("nested_fib18", tasks(18), &seconds, Must::Reach(20_000.0))])
+    let processes = fib_processes::remote(18).get().await?.len() as f64;
+    // Twice the CPUs of the bench's cluster.
+    Ok(vec![
+        Figure::rate("nested_fib18", tasks(18), &seconds, Must::Reach(20_000.0)),
+        Figure::of("nested_fib18_processes", "processes", true, vec![processes], Must::Reach(4.0)),
+    ])
 }
 
 pub(super) async fn nested_sync_fib14() -> Figures {

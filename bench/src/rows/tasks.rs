@@ -41,7 +41,7 @@ pub(super) async fn tasks_sync() -> Figures {
         Ok(())
     })
     .await?;
-    Ok(vec![Figure::rate("tasks_sync", COUNT, &seconds, Must::Of("limit_echo", 0.6))])
+    Ok(vec![Figure::rate("tasks_sync", COUNT, &seconds, Must::Of("limit_echo", 0.9))])
 }
 
 pub(super) async fn tasks_async() -> Figures {
