@@ -161,4 +161,14 @@ mod tests {
         let error = mine.check(&on_devices, 1, 0).unwrap_err().to_string();
         assert!(error.starts_with("rank 1 calls all_reduce of 8 f32 (sum) on devices as operation 3"), "{error}");
     }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_a_member_sends_is_a_header_that_differs_or_not(bytes: [u8; SIZE]) {
+            let theirs = Header::from_bytes(bytes);
+            proptest::prop_assert_eq!(theirs.to_bytes(), bytes);
+            let mine = Header::new::<f32>(3, Kind::AllReduce, 8, Some(Op::Sum), None);
+            proptest::prop_assert_eq!(mine.check(&theirs, 1, 0).is_ok(), mine == theirs);
+        }
+    }
 }

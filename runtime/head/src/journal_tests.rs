@@ -241,6 +241,31 @@ async fn a_changed_bit_in_what_a_killed_head_left_loses_nothing_in_silence() {
 }
 
 #[tokio::test]
+async fn what_a_killed_head_left_loses_nothing_in_silence_when_it_is_cut_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let facts: Vec<Fact> = (1..7).map(|cpus| quota(&format!("team {cpus}"), cpus)).collect();
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    for fact in &facts {
+        journal.intend(vec![fact.clone()]).await.unwrap();
+    }
+    let left = killed(&path);
+    drop(journal);
+    let mut refused = 0;
+    for file in ["journal-wal", "journal-count"] {
+        let whole = std::fs::read(left.path().join(file)).unwrap();
+        let step = if whole.len() > 1_000 { 97 } else { 1 };
+        for length in (0..whole.len()).step_by(step) {
+            let torn = killed(&left.path().join("journal"));
+            std::fs::write(torn.path().join(file), &whole[..length]).unwrap();
+            let place = format!("{file}, {length} bytes");
+            refused += usize::from(is_refused(&torn.path().join("journal"), &facts, "damaged", &place));
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+#[tokio::test]
 async fn a_changed_bit_loses_nothing_in_silence() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");

@@ -134,3 +134,23 @@ impl Recorded {
         drop(recording);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use wingbeat_core::codec::decode_message;
+
+    proptest! {
+        #[test]
+        fn whatever_lies_in_a_recording_is_a_step_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let bytes = Bytes::from(bytes);
+            let _ = decode_message::<wingbeat_head::state::Beginning>(bytes.clone());
+            let _ = decode_message::<wingbeat_head::state::Input>(bytes.clone());
+            let _ = decode_message::<wingbeat_node::Config>(bytes.clone());
+            let _ = decode_message::<wingbeat_node::Event>(bytes.clone());
+            let _ = decode_message::<super::Beginning>(bytes.clone());
+            let _ = decode_message::<super::Event>(bytes);
+        }
+    }
+}

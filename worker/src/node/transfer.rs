@@ -625,6 +625,7 @@ mod tests {
         let (reader, holder) =
             (Wire::new(Stream::Unix(one), silence).unwrap(), Wire::new(Stream::Unix(other), silence).unwrap());
         holder.send(answer).await.unwrap();
+        drop(holder);
         let id = TaskId { owner: ProcessId(1), seq: 1 }.output(0);
         ask(id, 5, &reader).await
     }
@@ -640,5 +641,30 @@ mod tests {
         unreadable.extend(2u32.to_le_bytes());
         unreadable.extend(b"no");
         assert!(matches!(answered(&unreadable).await, Err(Failure::Unreached(why)) if why == "no"));
+    }
+
+    #[tokio::test]
+    async fn whatever_a_holder_answers_is_the_object_or_a_failure() {
+        let mut random = 1u64;
+        let mut next = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random >> 33
+        };
+        for round in 0..2_000 {
+            let words = (0..next() % 4).map(|_| match next() % 6 {
+                0 => WAIT,
+                1 => ABSENT,
+                2 => UNREADABLE,
+                3 => 5,
+                4 => u64::MAX - next() % 8,
+                _ => next(),
+            });
+            let mut answer: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+            answer.extend((0..next() % 12).map(|_| next() as u8));
+            // Words of waiting at the beginning, and then at least all of the one that the reader looks at.
+            let mut words = answer.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+            let is_object = words.find(|word| *word != WAIT) == Some(5);
+            assert_eq!(answered(&answer).await.is_ok(), is_object, "round {round}: {answer:?}");
+        }
     }
 }
