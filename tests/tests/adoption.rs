@@ -55,6 +55,12 @@ impl Putter {
         wingbeat::wait_blocking(made.clone(), 2, None).unwrap();
         made
     }
+    /// What a task on the other node has made, and has there.
+    fn has_made_far(&self) -> Vec<ObjectRef<Bytes>> {
+        let made = vec![ones::options().resource("far", 1.0).remote(1 << 20)];
+        wingbeat::wait_blocking(made.clone(), 1, None).unwrap();
+        made
+    }
     fn ones(&self, len: usize) -> Bytes {
         vec![1; len]
     }
@@ -82,12 +88,12 @@ fn lengths(refs: Vec<ObjectRef<Bytes>>) -> Vec<usize> {
     refs.iter().map(|one| one.get_timeout_blocking(LIMIT).unwrap().len()).collect()
 }
 
-/// Two nodes, the second of which has `far`, and a driver on the first.
+/// Two nodes, the first of which has `near` and the second `far`, and a driver on the first.
 fn cluster() -> (TestCluster, Local) {
     let mut cluster = TestCluster::with_env(0, 0, ENV).unwrap();
-    for resources in [&["--num-cpus", "4"][..], &["--num-cpus", "4", "--resource", "far=100"][..]] {
+    for has in ["near=100", "far=100"] {
         let store = ["--object-store-memory", "64MiB", "--spill-limit", "0"];
-        cluster.add_node_with(&[resources, &store].concat(), ENV).unwrap();
+        cluster.add_node_with(&[&["--num-cpus", "4", "--resource", has][..], &store].concat(), ENV).unwrap();
     }
     let driver = join(&cluster);
     (cluster, driver)
@@ -215,6 +221,17 @@ fn the_end_of_the_owners_node_is_the_end_of_its_values() {
         let error = one.get_timeout_blocking(LIMIT).unwrap_err();
         assert!(matches!(error, Error::OwnerDied { .. }), "{error}");
     }
+}
+
+#[test]
+fn an_adopted_value_whose_last_copy_is_lost_is_not_made_again() {
+    let (mut cluster, _driver) = cluster();
+    let actor = Putter::options().resource("near", 1.0).remote();
+    let made = actor.has_made_far().get_timeout_blocking(LIMIT).unwrap().remove(0);
+    kill(&actor);
+    cluster.kill_node(1).unwrap();
+    let error = made.get_timeout_blocking(LIMIT).unwrap_err();
+    assert!(matches!(error, Error::ObjectLost { .. }), "{error}");
 }
 
 struct Keeper(Vec<ObjectRef<Bytes>>);

@@ -140,10 +140,10 @@ fn driven(number: u32, test: &str, inside: impl FnOnce()) {
         inside();
         return wingbeat::shutdown_blocking();
     }
-    let Some(two) = Two::new(number) else {
-        eprintln!("skipped: needs root and `ip` for network namespaces");
+    if !wingbeat_tests::is_root().unwrap() {
         return;
-    };
+    }
+    let two = Two::new(number).expect("network namespaces, which `ip` makes");
     let wingbeat = wingbeat_tests::binary().unwrap();
     let head = two.address(0);
     let _head = start(two.on(0, &wingbeat).args(["head", "--host", &head, "--port", "6420"]), "listening");
@@ -210,21 +210,26 @@ impl Counter {
     }
 }
 
-/// How long a cut lasts, with short limits.
-const CUT: Duration = Duration::from_secs(3);
+/// How long a cut lasts with short limits, and with the usual ones: two thirds of `--lost-after`.
+const SHORT: Duration = Duration::from_secs(3);
+const USUAL: Duration = Duration::from_secs(20);
 
-/// How long it lasts with the usual limits, if that is asked for: `WINGBEAT_CUT_S=20`.
-fn cut_of() -> Option<Duration> {
-    Some(Duration::from_secs_f64(std::env::var("WINGBEAT_CUT_S").ok()?.parse().unwrap()))
-}
+/// Tells the driver how long the cut lasts.
+const LASTS: &str = "WINGBEAT_TEST_CUT_S";
 
 /// Runs [`across_a_cut`] on the third of three machines, whose head is on the first, and cuts and mends meanwhile.
-fn cut_while_under_way(test: &str, env: &[(&'static str, &'static str)], cut: impl Fn(&Hosts), mend: impl Fn(&Hosts)) {
+fn cut_while_under_way(
+    test: &str,
+    env: &[(&'static str, &'static str)],
+    lasts: Duration,
+    cut: impl Fn(&Hosts),
+    mend: impl Fn(&Hosts),
+) {
     if std::env::var_os(INSIDE).is_some() {
         return across_a_cut();
     }
     let Some(mut hosts) = Hosts::new(3).unwrap() else { return };
-    for (variable, value) in env.iter().filter(|_| cut_of().is_none()) {
+    for (variable, value) in env {
         hosts = hosts.env(variable, value);
     }
     let (address, _head) = hosts.head().unwrap();
@@ -232,6 +237,7 @@ fn cut_while_under_way(test: &str, env: &[(&'static str, &'static str)], cut: im
         [(1, "far=1"), (2, "near=1")].map(|(host, has)| hosts.node(host, &address, &["--resource", has]).unwrap());
     let mut driver = hosts.on(2, &std::env::current_exe().unwrap());
     driver.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").stdout(Stdio::piped());
+    driver.env(LASTS, lasts.as_secs().to_string());
     hosts.join(&mut driver, &address);
     let mut driver = driver.spawn().unwrap();
     let mut said = BufReader::new(driver.stdout.take().unwrap());
@@ -241,7 +247,7 @@ fn cut_while_under_way(test: &str, env: &[(&'static str, &'static str)], cut: im
     }
     cut(&hosts);
     // Longer than silence is borne: the connections end.
-    std::thread::sleep(cut_of().unwrap_or(CUT));
+    std::thread::sleep(lasts);
     mend(&hosts);
     said.read_to_string(&mut text).unwrap();
     assert!(driver.wait().unwrap().success(), "{text}");
@@ -252,6 +258,7 @@ fn a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_re
     cut_while_under_way(
         "a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_repeats_none",
         &[("WINGBEAT_SILENCE_MS", "1000"), ("WINGBEAT_CONTACT_MS", "60000")],
+        SHORT,
         |hosts| assert!(hosts.cut_between(1, 2)),
         |hosts| assert!(hosts.mend_between(1, 2)),
     );
@@ -261,7 +268,8 @@ fn a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_re
 fn a_machine_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_and_repeats_nothing() {
     cut_while_under_way(
         "a_machine_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_and_repeats_nothing",
-        &[("WINGBEAT_SILENCE_MS", "1000"), ("WINGBEAT_LOST_MS", "60000"), ("WINGBEAT_CONTACT_MS", "60000")],
+        &[],
+        USUAL,
         |hosts| assert!(hosts.cut(1)),
         |hosts| assert!(hosts.mend(1)),
     );
@@ -272,6 +280,7 @@ fn a_driver_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_
     cut_while_under_way(
         "a_driver_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_and_repeats_nothing",
         &[("WINGBEAT_SILENCE_MS", "1000"), ("WINGBEAT_LOST_MS", "60000"), ("WINGBEAT_CONTACT_MS", "60000")],
+        SHORT,
         |hosts| assert!(hosts.cut(2)),
         |hosts| assert!(hosts.mend(2)),
     );
@@ -299,15 +308,13 @@ fn make_actors(at_least: Duration) -> u64 {
 
 fn across_a_cut() {
     const COUNT: usize = 3_000;
+    let lasts = Duration::from_secs(std::env::var(LASTS).unwrap().parse().unwrap());
     wingbeat::init_blocking().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let bytes = dir.path().join("bytes");
     std::fs::write(&bytes, "").unwrap();
     let counter = Counter::options().num_cpus(0.0).resource("far", 0.1).remote();
-    let made = make_actors::options()
-        .num_cpus(0.5)
-        .resource("far", 0.1)
-        .remote(cut_of().unwrap_or(CUT) + Duration::from_secs(2));
+    let made = make_actors::options().num_cpus(0.5).resource("far", 0.1).remote(lasts + Duration::from_secs(2));
     let mut items = numbers::options().num_cpus(0.5).resource("far", 0.1).remote(COUNT as u64);
     let calls: Vec<_> = (0..COUNT).map(|_| counter.count()).collect();
     let left: Vec<_> =

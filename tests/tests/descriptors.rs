@@ -91,3 +91,27 @@ fn a_head_without_descriptors_keeps_its_cluster_and_answers_when_it_has_some_aga
     assert!(cluster.pids().into_iter().all(is_alive));
     assert_eq!(square::remote(4).get_blocking().unwrap(), 16);
 }
+
+/// A process of its own for the driver, which is without descriptors for a while.
+#[test]
+fn a_driver_without_descriptors_is_told_so_and_goes_on_when_it_has_some_again() {
+    const NAME: &str = "a_driver_without_descriptors_is_told_so_and_goes_on_when_it_has_some_again";
+    if common::runs_again_with(NAME, &[]) {
+        return;
+    }
+    let cluster = TestCluster::start(1, 2).unwrap();
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    assert_eq!(square::remote(3).get_blocking().unwrap(), 9);
+    let exhausted = Exhausted::new(std::process::id());
+    // They need a worker process to which there is no connection yet.
+    let tasks: Vec<_> = (0..2).map(|x| square::options().isolated(true).max_retries(0).remote(x)).collect();
+    let results: Vec<_> = tasks.iter().map(|task| task.get_timeout_blocking(LIMIT)).collect();
+    drop(exhausted);
+    for result in results {
+        let error = result.unwrap_err();
+        assert!(matches!(error, wingbeat::Error::OutOfDescriptors { .. }), "{error:?}");
+        assert!(error.to_string().contains("ulimit"), "{error}");
+    }
+    assert!(cluster.pids().into_iter().all(is_alive));
+    assert_eq!(square::options().isolated(true).remote(4).get_blocking().unwrap(), 16);
+}

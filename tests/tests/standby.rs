@@ -146,6 +146,21 @@ fn a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails() {
 }
 
 #[test]
+fn a_node_that_starts_after_a_takeover_finds_the_head_among_several_addresses() {
+    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
+    let first = cluster.address().to_owned();
+    cluster.start_standby("second").unwrap();
+    let driver = join(&cluster);
+    cluster.kill_head().unwrap();
+    cluster.wait_for_takeover().unwrap();
+    let heads = format!("{first},{}", cluster.address());
+    cluster.add_node(&["--head", &heads, "--num-cpus", "1", "--resource", "late=1"]).unwrap();
+    let late = double::options().resource("late", 1.0).remote(4);
+    assert_eq!(late.get_blocking().unwrap(), 8);
+    drop(driver);
+}
+
+#[test]
 fn a_head_that_stands_still_is_taken_over_from_and_what_runs_on_its_machine_goes_on() {
     let mut cluster = TestCluster::with_journal(2, 2).unwrap();
     cluster.start_standby("second").unwrap();
