@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use common::Local;
@@ -16,6 +17,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[wingbeat::remote]
 fn square(x: u64) -> u64 {
     x * x
+}
+
+#[wingbeat::remote(isolated)]
+fn holds_its_process(begun: PathBuf, may_end: PathBuf) -> u64 {
+    std::fs::write(begun, "").unwrap();
+    while !may_end.exists() {
+        std::thread::yield_now();
+    }
+    1
 }
 
 /// Lets a daemon open nothing more, as long as this lives.
@@ -39,14 +49,21 @@ impl Exhausted {
 
     /// Whether it uses all that it may.
     fn is_out(&self) -> bool {
+        if self.pid == std::process::id() {
+            return std::fs::File::open("/dev/null").is_err();
+        }
         let open = open(self.pid);
         (0..self.limit).all(|number| open.contains(&number))
     }
 }
 
 fn open(pid: u32) -> BTreeSet<u64> {
-    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
-    open.filter_map(|fd| fd.unwrap().file_name().to_str()?.parse().ok()).collect()
+    let folder = format!("/proc/{pid}/fd");
+    let mut open: BTreeSet<u64> =
+        std::fs::read_dir(&folder).unwrap().filter_map(|fd| fd.unwrap().file_name().to_str()?.parse().ok()).collect();
+    // Of this process, the look itself was among them.
+    open.retain(|number| std::fs::symlink_metadata(format!("{folder}/{number}")).is_ok());
+    open
 }
 
 impl Drop for Exhausted {
@@ -96,22 +113,24 @@ fn a_head_without_descriptors_keeps_its_cluster_and_answers_when_it_has_some_aga
 #[test]
 fn a_driver_without_descriptors_is_told_so_and_goes_on_when_it_has_some_again() {
     const NAME: &str = "a_driver_without_descriptors_is_told_so_and_goes_on_when_it_has_some_again";
-    if common::runs_again_with(NAME, &[]) {
+    if common::runs_again_with(NAME, &[("WINGBEAT_CONTACT_MS", "2000"), ("WINGBEAT_DIAL_MS", "1000")]) {
         return;
     }
     let cluster = TestCluster::start(1, 2).unwrap();
     let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
-    assert_eq!(square::remote(3).get_blocking().unwrap(), 9);
+    let (begun, may_end) = (common::Started::new(), common::Started::new());
+    let held = holds_its_process::remote(begun.path(), may_end.path());
+    begun.wait();
     let exhausted = Exhausted::new(std::process::id());
-    // They need a worker process to which there is no connection yet.
-    let tasks: Vec<_> = (0..2).map(|x| square::options().isolated(true).max_retries(0).remote(x)).collect();
-    let results: Vec<_> = tasks.iter().map(|task| task.get_timeout_blocking(LIMIT)).collect();
+    // It needs a worker process to which there is no connection yet.
+    let task = square::options().max_retries(0).remote(3);
+    let result = task.get_timeout_blocking(LIMIT);
     drop(exhausted);
-    for result in results {
-        let error = result.unwrap_err();
-        assert!(matches!(error, wingbeat::Error::OutOfDescriptors { .. }), "{error:?}");
-        assert!(error.to_string().contains("ulimit"), "{error}");
-    }
+    std::fs::write(may_end.path(), "").unwrap();
+    let error = result.unwrap_err();
+    assert!(matches!(error, wingbeat::Error::OutOfDescriptors { .. }), "{error:?}");
+    assert!(error.to_string().contains("ulimit"), "{error}");
+    assert_eq!(held.get_blocking().unwrap(), 1);
     assert!(cluster.pids().into_iter().all(is_alive));
     assert_eq!(square::options().isolated(true).remote(4).get_blocking().unwrap(), 16);
 }

@@ -247,7 +247,10 @@ pub async fn dial_and_learn(
     let attempt = || async {
         let stream = open(address).await.map_err(|(shown, error)| {
             let (gone, passing) = (means_gone(&error), is_passing(&error));
-            let error = unreachable(shown, error.to_string());
+            let error = match Error::io(format!("connecting to {what} at {shown}"), &error) {
+                lacking @ Error::OutOfDescriptors { .. } => lacking,
+                _ => unreachable(shown, error.to_string()),
+            };
             match (gone, passing) {
                 (true, _) => Attempt::Failed(DialError::Gone(error)),
                 (_, true) => Attempt::Again(DialError::Failed(error)),

@@ -53,6 +53,10 @@ impl Outside for World {
         }
         reaches
     }
+    fn lacks_descriptors(&self) -> Option<String> {
+        None
+    }
+
     fn has_head(&self) -> bool {
         true
     }

@@ -103,6 +103,8 @@ pub(crate) trait Outside: Any + Send + Sync {
     /// Has [`Owner::registered`] called when a process has taken in all that was said to it so far. False when there is no
     /// contact with it.
     fn when_taken_in(&self, owner: &Arc<Owner>, by: ProcessId, number: Registration) -> bool;
+    /// What the system has said, while this process can open no connection to others for want of descriptors.
+    fn lacks_descriptors(&self) -> Option<String>;
     /// Whether there is contact with the head now.
     fn has_head(&self) -> bool;
     /// Says something to the head.

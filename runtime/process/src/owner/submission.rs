@@ -377,7 +377,7 @@ impl Owner {
                     self.argument_lost(task, argument, "the nodes that had a copy of it have died");
                 }
                 dispatch::Action::Fail { task, error } => {
-                    let error = task.gives_up(error);
+                    let error = self.for_want_of_descriptors(task.gives_up(error));
                     self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)), None);
                 }
             }
@@ -433,6 +433,17 @@ impl Owner {
 
     pub(crate) fn lease_ready(self: &Arc<Self>, lease: LeaseId) {
         self.with_core(|core, _, _| core.dispatch.ready(lease));
+    }
+
+    /// Where contact was lost because this process can open no connection, that is why.
+    fn for_want_of_descriptors(&self, error: Error) -> Error {
+        match error {
+            Error::ContactLost { what, who, why, attempts } => match self.outside.lacks_descriptors() {
+                Some(why) => Error::OutOfDescriptors { what: format!("{what}: connecting to {who}"), why },
+                None => Error::ContactLost { what, who, why, attempts },
+            },
+            error => error,
+        }
     }
 
     pub(crate) fn connection_lost(self: &Arc<Self>, peer: ProcessId) {

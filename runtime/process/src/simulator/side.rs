@@ -351,6 +351,10 @@ impl Outside for Side {
         self.await_all(by, awaited()) || self.steward_of(by).is_some_and(|steward| self.await_all(steward, awaited()))
     }
 
+    fn lacks_descriptors(&self) -> Option<String> {
+        None
+    }
+
     fn has_head(&self) -> bool {
         self.has_head.load(Ordering::Relaxed)
     }

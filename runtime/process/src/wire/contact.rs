@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use wingbeat_core::ProcessId;
+use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_net::address::{self, DialError, Stream};
 use wingbeat_net::handshake::{Hello, Purpose};
@@ -53,9 +54,15 @@ impl Process {
     async fn reach(&self, to: &Address, number: u64) -> Option<Stream> {
         let hello = Hello { losses: number, ..self.hello(Purpose::Control) };
         let error = match address::dial_known(to, "a process of the job", &self.wire.who.token, hello).await {
-            Ok(stream) => return Some(stream),
+            Ok(stream) => {
+                *self.wire.peers.lacks_descriptors.lock() = None;
+                return Some(stream);
+            }
             Err(error) => error,
         };
+        if let DialError::Failed(Error::OutOfDescriptors { why, .. }) = &error {
+            *self.wire.peers.lacks_descriptors.lock() = Some(why.clone());
+        }
         tracing::debug!(%error, peer = %to.process, "cannot reach a peer");
         if matches!(error, DialError::Gone(_))
             && self.refusal_is_certain(to)

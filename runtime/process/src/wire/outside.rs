@@ -41,6 +41,10 @@ impl Outside for Wire {
         self.peers.is_gone(process)
     }
 
+    fn lacks_descriptors(&self) -> Option<String> {
+        self.peers.lacks_descriptors.lock().clone()
+    }
+
     fn has_head(&self) -> bool {
         self.head.get().is_some_and(HeadLink::is_here)
     }

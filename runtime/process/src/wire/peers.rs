@@ -32,6 +32,8 @@ pub(crate) struct Peers {
     /// The longest gone first.
     left_in_order: Mutex<VecDeque<ProcessId>>,
     pub(crate) looks: Looks,
+    /// What the system said when somebody was dialled last, and this process could open nothing more.
+    pub(crate) lacks_descriptors: Mutex<Option<String>>,
 }
 
 /// Looks for processes, so many at a time: each is a connection, and a node can be lost with thousands.
