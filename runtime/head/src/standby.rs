@@ -486,6 +486,7 @@ impl Standby {
     ) -> Next {
         let followed = self.deciding.lock().may_follow();
         let mut beat = tokio::time::interval(limits().takeover / 16);
+        let mut lacks_file = false;
         loop {
             let orders = tokio::select! {
                 _ = beat.tick() => self.deciding.lock().tick(self.now()),
@@ -498,6 +499,13 @@ impl Standby {
                 match order {
                     Order::Lead(epoch) => return Next::Leads(epoch),
                     Order::Ask(ballot, nodes) => {
+                        // With a promise, nodes would refuse the head that is started again.
+                        if let Err(error) = self.keeps_its_file().await {
+                            if !std::mem::replace(&mut lacks_file, true) {
+                                tracing::error!(%error, "this standby cannot take over");
+                            }
+                            continue;
+                        }
                         for (node, address) in nodes {
                             let (standby, ballot, votes) = (self.clone(), ballot.clone(), votes.clone());
                             // It ends within a second.
@@ -516,6 +524,15 @@ impl Standby {
             if may_follow != followed {
                 return if may_follow { Next::Follows } else { Next::Runs };
             }
+        }
+    }
+
+    /// Whether the next head could read what is written here.
+    async fn keeps_its_file(&self) -> Result<(), Error> {
+        let journal = self.journal.lock().clone();
+        match journal {
+            Some(journal) => journal.intend(Vec::new()).await,
+            None => Err(has_ended()),
         }
     }
 
@@ -669,8 +686,7 @@ impl Standby {
             changes.insert(follows.0, follows.1);
         }
         let journal = self.journal.lock().clone();
-        let ended = || Error::Failed { what: "standing by".into(), why: "it has ended".into() };
-        let journal = journal.ok_or_else(ended)?;
+        let journal = journal.ok_or_else(has_ended)?;
         let mut facts = Vec::new();
         let written = {
             // Until it is queued, no other head is let lead: what this one says of who may take over is void from then on.
@@ -755,9 +771,16 @@ impl Standby {
     async fn lead(self: &Arc<Self>, epoch: Epoch) -> Result<HeadHandle, Error> {
         tracing::warn!("the standby takes over");
         let before = self.way.address();
+        self.keeps_its_file().await?;
         // The file is opened again as that of a head.
         self.close_journal().await;
         let (journal, mut remembered) = Journal::open(&self.file, self.cluster)?;
+        if remembered.cluster != Some(self.cluster) {
+            return Err(Error::Failed {
+                what: format!("taking over with {}", self.file.display()),
+                why: "it was removed or replaced, and what the last head wrote is lost here".into(),
+            });
+        }
         remembered.epoch = remembered.epoch.max(epoch);
         // The last head may lead until it notices that nobody supports it, and nodes that only it reaches go on as long after that.
         let more = limits().fence;
@@ -769,6 +792,10 @@ impl Standby {
         );
         Ok(HeadHandle::of(self.address.clone(), self.cluster, shell))
     }
+}
+
+fn has_ended() -> Error {
+    Error::Failed { what: "standing by".into(), why: "it has ended".into() }
 }
 
 /// A copy of everything that comes over one connection.
@@ -868,6 +895,26 @@ mod tests {
         drop((standby, head));
         let (_, kept) = Journal::open(&dir.path().join("led.led"), cluster).unwrap();
         assert!(matches!(&kept.facts[..], [Fact::Quota(name, _)] if name == "team"), "{:?}", kept.facts);
+    }
+
+    #[tokio::test]
+    async fn a_standby_whose_files_were_removed_does_not_take_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let [of_head, copy] = ["head", "copy/journal"].map(|name| dir.path().join(name));
+        std::fs::create_dir(copy.parent().unwrap()).unwrap();
+        let (token, cluster, patience) = (Token::random(), ClusterId(7), wingbeat_net::patience::Patience::USUAL);
+        let config =
+            || HeadConfig { tcp: Some("127.0.0.1:0".parse().unwrap()), token: token.clone(), cluster, patience };
+        let head = Head::start_with_journal(config(), &of_head, crate::FormerStandby::IsAsked).await.unwrap();
+        let at = head.address().tcp.unwrap().to_string();
+        let mut standby = Head::stand_by(config(), &at, &copy).await.unwrap();
+        standby.is_current().await;
+        std::fs::remove_dir_all(copy.parent().unwrap()).unwrap();
+        std::fs::create_dir(copy.parent().unwrap()).unwrap();
+        head.leave().await;
+        let Outcome::Failed(why) = standby.outcome().await else { panic!("it leads, and knows nothing") };
+        assert!(why.to_string().contains("was removed or replaced"), "{why}");
+        assert!(!copy.exists(), "no new journal was made");
     }
 
     #[test]
