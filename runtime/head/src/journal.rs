@@ -30,11 +30,12 @@ use wingbeat_core::error::Error;
 use wingbeat_net::handshake::Epoch;
 
 use crate::feed::Feed;
+use crate::files::{beside, real_path};
 use crate::service::Durable;
 use crate::state::Fact;
 
 pub(crate) use place::keep_aside;
-use place::{Place, beside, log_of, open_private};
+use place::{Place, log_of, open_private};
 
 mod place;
 
@@ -112,9 +113,10 @@ impl Journal {
     /// # Errors
     /// It cannot be read or written, belongs to somebody else, another head uses it, it is damaged, or it is no journal of
     /// this version.
-    pub(crate) fn open(path: &Path, cluster: ClusterId) -> Result<(Journal, Remembered), Error> {
+    pub(crate) fn open(given: &Path, cluster: ClusterId) -> Result<(Journal, Remembered), Error> {
+        let path = &real_path(given);
         let failed = |why: rusqlite::Error| failed(path, explained(&why));
-        let count = Count::of(path)?;
+        let count = Count::of(given)?;
         is_whole(path, &count)?;
         drop(open_private(path)?);
         let file = Connection::open(path).map_err(failed)?;
@@ -146,7 +148,7 @@ impl Journal {
                 (Some(cluster), facts)
             }
         };
-        let (count, runtime) = (count.open(path)?, Handle::current());
+        let (old_count, count, runtime) = (count.is_beside_the_link, count.open(path)?, Handle::current());
         let (failing, fails) = watch::channel(None);
         let feed = Arc::new(Feed::default());
         let (owed, fed) = (BTreeMap::new(), feed.clone());
@@ -154,8 +156,12 @@ impl Journal {
             Writer { file, place: None, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::Opens).map_err(failed)?;
-        let opened = place::settle(path, &writer.count).and_then(|()| Place::of(path));
+        // By the path that was given, it is also seen when that leads elsewhere.
+        let opened = place::settle(path, &writer.count).and_then(|()| Place::of(given));
         writer.place = Some(opened.map_err(|error| self::failed(path, error))?);
+        if old_count {
+            let _ = std::fs::remove_file(Count::path(given));
+        }
         let written = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
         // A standby may have a clock that is behind that of the head before it.
         let epoch = written.max(latest_epoch(&facts) + 1);
@@ -380,6 +386,8 @@ struct Change<'a> {
 struct Count {
     /// As far as the file is there.
     acknowledged: Option<i64>,
+    /// Earlier versions kept it beside a link to the journal, and not beside the journal.
+    is_beside_the_link: bool,
 }
 
 impl Count {
@@ -389,17 +397,27 @@ impl Count {
 
     /// What the last head left.
     fn of(journal: &Path) -> Result<Count, Error> {
-        let path = Count::path(journal);
-        let bytes = match std::fs::read(&path) {
+        let real = real_path(journal);
+        let of = |path: &Path| Count::read(&real, &Count::path(path));
+        if let Some(acknowledged) = of(&real)? {
+            return Ok(Count { acknowledged, is_beside_the_link: false });
+        }
+        let by_link = of(journal)?;
+        Ok(Count { acknowledged: by_link.flatten(), is_beside_the_link: by_link.is_some() })
+    }
+
+    /// None where the file is not there.
+    fn read(journal: &Path, path: &Path) -> Result<Option<Option<i64>>, Error> {
+        let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Count { acknowledged: None }),
-            Err(error) => return Err(failed(&path, error)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(path, error)),
         };
         match bytes.as_chunks::<8>() {
             // It was made, and nothing was acknowledged.
-            ([], []) => Ok(Count { acknowledged: None }),
+            ([], []) => Ok(Some(None)),
             ([number, kept], []) if checksum(&[number]).to_le_bytes() == *kept => {
-                Ok(Count { acknowledged: Some(i64::from_le_bytes(*number)) })
+                Ok(Some(Some(i64::from_le_bytes(*number))))
             }
             _ => Err(damaged(journal, &format!("{} fails its checksum", path.display()))),
         }

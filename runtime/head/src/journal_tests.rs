@@ -107,19 +107,54 @@ async fn what_is_said_after_the_log_was_removed_is_refused() {
     assert!(refused.contains("journal-wal was removed or replaced while the head ran"), "{refused}");
 }
 
-#[tokio::test]
-async fn a_journal_may_be_a_link() {
-    let dir = tempfile::tempdir().unwrap();
-    let [path, link] = ["elsewhere/journal", "link"].map(|name| dir.path().join(name));
+/// A journal in a folder of its own, and a link to it.
+fn linked(dir: &Path) -> [PathBuf; 2] {
+    let [path, link] = ["elsewhere/journal", "link"].map(|name| dir.join(name));
     std::fs::create_dir(path.parent().unwrap()).unwrap();
-    std::os::unix::fs::symlink(&path, &link).unwrap();
+    std::os::unix::fs::symlink("elsewhere/journal", &link).unwrap();
+    [path, link]
+}
+
+#[tokio::test]
+async fn whatever_belongs_to_a_journal_lies_beside_it_and_not_beside_a_link_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, link] = linked(dir.path());
     for cpus in 1..3 {
         let (journal, _) = Journal::open(&link, ClusterId(7)).unwrap();
         journal.intend(vec![quota("a", cpus)]).await.unwrap();
     }
+    let (journal, _) = Journal::open(&link, ClusterId(7)).unwrap();
+    journal.intend(vec![quota("b", 1)]).await.unwrap();
+    assert_eq!(modes(dir.path()).len(), 2, "{:?}", modes(dir.path()));
+    let left = killed(&path);
+    let (_, after) = Journal::open(&left.path().join("journal"), ClusterId(7)).unwrap();
+    assert_eq!(shown(&after.facts), shown(&[quota("a", 2), quota("b", 1)]));
+}
+
+#[tokio::test]
+async fn a_count_that_lies_beside_a_link_to_the_journal_is_used_and_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, link] = linked(dir.path());
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.intend(vec![quota("a", 1)]).await.unwrap();
+    let left = killed(&path);
+    drop(journal);
+    std::fs::remove_file(beside(&path, "-count")).unwrap();
+    for (ending, to) in [("", &path), ("-wal", &path), ("-count", &link)] {
+        std::fs::copy(beside(&left.path().join("journal"), ending), beside(to, ending)).unwrap();
+    }
     let (_journal, after) = Journal::open(&link, ClusterId(7)).unwrap();
-    assert_eq!(shown(&after.facts), shown(&[quota("a", 2)]));
-    assert!(log_of(&link).exists() && log_of(&path).exists());
+    assert_eq!(shown(&after.facts), shown(&[quota("a", 1)]));
+    assert!(beside(&path, "-count").exists() && !beside(&link, "-count").exists());
+}
+
+#[tokio::test]
+async fn what_is_said_after_the_link_to_the_journal_leads_elsewhere_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, link] = linked(dir.path());
+    let (journal, _) = Journal::open(&link, ClusterId(7)).unwrap();
+    std::fs::remove_file(&link).unwrap();
+    assert!(path.exists() && journal.intend(vec![quota("a", 1)]).await.is_err());
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Wingbeat's control plane: which nodes there are, who has which resources, which actors live where.
 //!
 //! - [`state`]: every decision, in a deterministic state machine without IO.
-//! - `journal`: what must survive it, in a file.
+//! - `journal`: what must survive it, in a file; `files`: where that and what belongs to it lie.
 //! - `programs`: the executables of detached actors.
 //! - `succession`: which of a head and its standby leads, as pure as `state`; `standby`: the shell of a standby, `feed`: what it is sent,
 //!   `permission`: how a head that is started again finds out whether its standby leads.
@@ -13,6 +13,8 @@
 
 #[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "only what is written down can be sent to a standby"))]
 mod feed;
+#[cfg(any(feature = "journal", test))]
+mod files;
 #[cfg(feature = "journal")]
 mod journal;
 #[cfg(feature = "journal")]

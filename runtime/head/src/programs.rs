@@ -22,6 +22,9 @@ use wingbeat_net::limits::limits;
 use wingbeat_net::mux;
 use wingbeat_net::services::{HeadClient, ProcessClient};
 
+#[cfg(any(feature = "journal", test))]
+use crate::files;
+
 /// A piece of a program that a node asks for: large enough that round trips do not matter.
 const CHUNK: usize = 1 << 20;
 /// Letters of a hash.
@@ -106,9 +109,7 @@ impl Programs {
     /// The folder cannot be read, or is not this user's alone: what lies in it is run.
     #[cfg(any(feature = "journal", test))]
     pub(crate) fn beside(journal: &Path) -> Result<Programs, Error> {
-        let mut name = journal.file_name().map_or_else(std::ffi::OsString::new, std::ffi::OsString::from);
-        name.push(".programs");
-        let folder = journal.with_file_name(name);
+        let folder = files::beside(&files::real_path(journal), ".programs");
         let mut kept = BTreeMap::new();
         let unreadable = |error: std::io::Error| failed(&folder.display().to_string(), error);
         match std::fs::symlink_metadata(&folder) {

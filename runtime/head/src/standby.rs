@@ -31,6 +31,7 @@ use wingbeat_net::services::{
 };
 use wingbeat_net::way::Way;
 
+use crate::files;
 use crate::journal::{self, Changes, Journal};
 use crate::programs::{Giver, Programs};
 use crate::service::{Durable as _, Shell};
@@ -421,12 +422,12 @@ impl Standby {
     /// It was refused before there was anything to copy.
     async fn remove_file(&self) {
         self.close_journal().await;
+        // A link to it stays: the user has made that.
+        let file = files::real_path(&self.file);
         // The count alone would be of a journal that is gone.
-        for beside in ["-count", "-wal", "-shm", ""] {
-            let mut file = self.file.clone().into_os_string();
-            file.push(beside);
+        for ending in ["-count", "-wal", "-shm", ""] {
             // What cannot be removed stays, and is used by the next standby.
-            let _ = std::fs::remove_file(file);
+            let _ = std::fs::remove_file(files::beside(&file, ending));
         }
     }
 
@@ -915,6 +916,24 @@ mod tests {
         let Outcome::Failed(why) = standby.outcome().await else { panic!("it leads, and knows nothing") };
         assert!(why.to_string().contains("was removed or replaced"), "{why}");
         assert!(!copy.exists(), "no new journal was made");
+    }
+
+    #[tokio::test]
+    async fn a_new_standby_that_is_refused_removes_its_file_and_leaves_the_link_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [of_head, first, file, link] = ["head", "first", "elsewhere", "link"].map(|name| dir.path().join(name));
+        std::os::unix::fs::symlink("elsewhere", &link).unwrap();
+        let (token, cluster, patience) = (Token::random(), ClusterId(7), wingbeat_net::patience::Patience::USUAL);
+        let config =
+            || HeadConfig { tcp: Some("127.0.0.1:0".parse().unwrap()), token: token.clone(), cluster, patience };
+        let head = Head::start_with_journal(config(), &of_head, crate::FormerStandby::IsAsked).await.unwrap();
+        let at = head.address().tcp.unwrap().to_string();
+        let first = Head::stand_by(config(), &at, &first).await.unwrap();
+        first.is_current().await;
+        let outcome = Head::stand_by(config(), &at, &link).await.unwrap().outcome().await;
+        assert!(matches!(outcome, Outcome::Failed(Error::Refused { .. })));
+        assert!(link.is_symlink() && !file.exists());
+        assert!(!files::beside(&file, "-count").exists());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use wingbeat_core::error::Error;
 
 use super::{NEEDED, failed};
+use crate::files::{beside, real_path};
 
 /// The files, and which they were when they were opened: device and inode.
 pub(super) struct Place([(PathBuf, (u64, u64)); 2]);
@@ -33,30 +34,21 @@ impl Place {
     }
 }
 
-/// Another file that belongs to a journal.
-pub(super) fn beside(journal: &Path, ending: &str) -> PathBuf {
-    let mut path = journal.as_os_str().to_owned();
-    path.push(ending);
-    path.into()
-}
-
 /// Copies a journal that nobody has open to `FILE.led`.
 ///
 /// # Errors
 /// It cannot be read, or the copy not written.
 pub(crate) fn keep_aside(journal: &Path) -> Result<PathBuf, Error> {
-    let aside = beside(journal, ".led");
+    let aside = beside(&real_path(journal), ".led");
     match std::fs::copy(journal, &aside) {
         Ok(_) => Ok(aside),
         Err(error) => Err(failed(journal, format!("it cannot be copied to {}: {error}", aside.display()))),
     }
 }
 
-/// SQLite's write-ahead log. Most of a small journal is in it while a head runs. Where the journal's path is a link, it lies beside what
-/// that leads to.
+/// SQLite's write-ahead log. Most of a small journal is in it while a head runs.
 pub(super) fn log_of(journal: &Path) -> PathBuf {
-    let file = std::fs::canonicalize(journal).unwrap_or_else(|_| journal.to_owned());
-    beside(&file, "-wal")
+    beside(&real_path(journal), "-wal")
 }
 
 /// Waits until the count lies on the disk and in its folder: without it, what a machine without power leaves would look damaged.
