@@ -13,7 +13,6 @@
 
 #[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "only what is written down can be sent to a standby"))]
 mod feed;
-#[cfg(any(feature = "journal", test))]
 mod files;
 #[cfg(feature = "journal")]
 mod journal;

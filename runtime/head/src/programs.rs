@@ -22,7 +22,6 @@ use wingbeat_net::limits::limits;
 use wingbeat_net::mux;
 use wingbeat_net::services::{HeadClient, ProcessClient};
 
-#[cfg(any(feature = "journal", test))]
 use crate::files;
 
 /// A piece of a program that a node asks for: large enough that round trips do not matter.
@@ -294,7 +293,7 @@ impl Copy {
             self.file.sync_all()?;
             std::fs::rename(part, whole)?;
             if let Some(folder) = whole.parent() {
-                File::open(folder)?.sync_all()?;
+                files::sync_folder(folder);
             }
         }
         self.paths = None;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use wingbeat_core::error::Error;
 
 use super::{NEEDED, failed};
-use crate::files::{beside, real_path};
+use crate::files::{beside, real_path, sync_folder};
 
 /// The files, and which they were when they were opened: device and inode.
 pub(super) struct Place([(PathBuf, (u64, u64)); 2]);
@@ -54,8 +54,8 @@ pub(super) fn log_of(journal: &Path) -> PathBuf {
 /// Waits until the count lies on the disk and in its folder: without it, what a machine without power leaves would look damaged.
 pub(super) fn settle(journal: &Path, count: &File) -> std::io::Result<()> {
     count.sync_all()?;
-    let folder = journal.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
+    sync_folder(journal.parent().unwrap_or(Path::new("")));
+    Ok(())
 }
 
 fn which(path: &Path) -> std::io::Result<(u64, u64)> {
@@ -84,4 +84,16 @@ pub(super) fn open_private(path: &Path) -> Result<File, Error> {
         file.set_permissions(private).map_err(|error| failed(format!("others can read it: {error}")))?;
     }
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_may_lie_in_a_folder_that_cannot_be_synced() {
+        let count = tempfile::tempfile().unwrap();
+        assert!(File::open("/proc/self").unwrap().sync_all().is_err());
+        settle(Path::new("/proc/self/journal"), &count).unwrap();
+    }
 }
