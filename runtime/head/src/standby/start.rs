@@ -36,47 +36,79 @@ pub(crate) fn is_a_copy(file: &Path, head: &Address) -> Error {
     }
 }
 
+/// What a file says of the process that wrote it last.
+enum Past {
+    /// Nothing: it is new.
+    New,
+    /// It followed this head.
+    Followed(Address),
+    /// It led.
+    Led,
+}
+
+impl Past {
+    fn of(facts: &[Fact]) -> Past {
+        let head = facts.iter().find_map(|fact| match fact {
+            Fact::Follows(head) => Some((**head).clone()),
+            _ => None,
+        });
+        match head {
+            Some(head) => Past::Followed(head),
+            None if facts.is_empty() => Past::New,
+            None => Past::Led,
+        }
+    }
+}
+
+/// As what a standby starts.
+#[derive(Debug, PartialEq)]
+enum StandbyRole<H> {
+    /// It follows the head that answers.
+    Follows(H),
+    /// It has taken over before, and the last head is not back as a later one: it leads.
+    LeadsAgain,
+    /// It stands by for this head, which does not answer. Nodes know whether its copy is current.
+    Awaits(Address),
+}
+
+/// Decides by the file, by the latest epoch in it, and by the head that answers, with its epoch.
+fn role<H>(past: Past, last: Option<Epoch>, found: Result<(H, Option<Epoch>), Error>) -> Result<StandbyRole<H>, Error> {
+    match (past, found) {
+        (Past::Led, Ok((_, epoch))) if last > epoch => Ok(StandbyRole::LeadsAgain),
+        (Past::Led, Err(_)) => Ok(StandbyRole::LeadsAgain),
+        (_, Ok((head, _))) => Ok(StandbyRole::Follows(head)),
+        (Past::Followed(head), Err(_)) => Ok(StandbyRole::Awaits(head)),
+        (Past::New, Err(error)) => Err(error),
+    }
+}
+
 /// See [`Head::stand_by`].
 pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result<StandbyHandle, Error> {
-    let HeadConfig { tcp, token, cluster, patience: own } = config;
     let hello = Hello { role: Role::Head, purpose: Purpose::Control, ..Hello::of_tool() };
-    let found = seek::dial_head(head, "the head", &token, hello).await;
+    let found = seek::dial_head(head, "the head", &config.token, hello).await;
     let is_new_file = !file.exists();
     if is_new_file {
         // No file is made for a head that is not there.
         found.as_ref().map_err(Clone::clone)?;
     }
-    let new = found.as_ref().map_or(cluster, |(_, welcome)| welcome.cluster);
+    let new = found.as_ref().map_or(config.cluster, |(_, welcome)| welcome.cluster);
     let (mut journal, remembered) = Journal::open(file, new)?;
-    let follows = remembered.facts.iter().find_map(|fact| match fact {
-        Fact::Follows(head) => Some((**head).clone()),
-        _ => None,
-    });
     let succession = remembered.facts.iter().find_map(|fact| match fact {
         Fact::Succession(succession) => Some((**succession).clone()),
         _ => None,
     });
     let last = succession.as_ref().map(|succession| succession.generation.epoch);
-    let has_led = !remembered.facts.is_empty() && follows.is_none();
-    let (head, epoch, ip) = match (found, follows) {
-        (Ok((stream, welcome)), _) if !has_led || last <= welcome.epoch => {
-            if remembered.cluster.is_some_and(|cluster| cluster != welcome.cluster) {
-                let what = format!(
-                    "{} is the journal of {}, and the head there is of {}; name another file",
-                    file.display(),
-                    remembered.cluster.unwrap_or(welcome.cluster),
-                    welcome.cluster
-                );
-                return Err(Error::InvalidArgument { what });
-            }
+    let past = Past::of(&remembered.facts);
+    let has_led = matches!(past, Past::Led);
+    let found = found.map(|(stream, welcome)| {
+        let epoch = welcome.epoch;
+        ((stream, welcome), epoch)
+    });
+    let (head, epoch, ip) = match role(past, last, found)? {
+        StandbyRole::Follows((stream, welcome)) => {
+            is_of_cluster(file, remembered.cluster, welcome.cluster)?;
             if let Some(patience) = welcome.patience {
                 limits::take(patience);
-            }
-            let mut head = welcome.address;
-            if let Stream::Tcp(stream) = &stream
-                && let Ok(peer) = stream.peer_addr()
-            {
-                head.tcp = Some(peer);
             }
             if has_led {
                 // That head may have begun with an older copy, which is about to replace what this file alone holds.
@@ -85,28 +117,47 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
                 tracing::info!("what this journal holds, with which it has led, is kept as {}", aside.display());
                 journal = Journal::open(file, new)?.0;
             }
+            let mut head = welcome.address;
+            if let Stream::Tcp(stream) = &stream
+                && let Ok(peer) = stream.peer_addr()
+            {
+                head.tcp = Some(peer);
+            }
             (head, welcome.epoch, address::local_ip(&stream))
         }
-        // It has taken over, was started again with the same words, and the last head is not back as a later one.
-        (_, None) if has_led => {
+        StandbyRole::LeadsAgain => {
             drop(journal);
-            let config = HeadConfig { tcp, token, cluster, patience: own };
-            let head = Head::start_with_journal(config, file, FormerStandby::IsAsked).await?;
-            let (outcome, told) = oneshot::channel();
-            let address = head.address().clone();
-            let _ = outcome.send(Outcome::Leads(head));
-            let (_stop, _) = watch::channel(());
-            let (has_begun, is_current) = (watch::channel(true).1, watch::channel(true).1);
-            return Ok(StandbyHandle { address, head: None, outcome: told, has_begun, is_current, _stop });
+            return lead_again(config, file).await;
         }
-        // It was current when it ended, or is not: nodes know.
-        (Err(_), Some(head)) => (head, last, own_ip(succession.as_ref(), tcp)),
-        (Err(error), None) => return Err(error),
-        (Ok(_), _) => unreachable!("one that has led follows nobody"),
+        StandbyRole::Awaits(head) => (head, last, own_ip(succession.as_ref(), config.tcp)),
     };
+    let HeadConfig { tcp, token, .. } = config;
     let cluster = remembered.cluster.unwrap_or(new);
     let facts = remembered.facts;
     begin(Begins { tcp, token, cluster, head, epoch, ip, file, is_new_file, journal, facts, succession }).await
+}
+
+fn is_of_cluster(file: &Path, own: Option<ClusterId>, of_head: ClusterId) -> Result<(), Error> {
+    match own {
+        Some(own) if own != of_head => Err(Error::InvalidArgument {
+            what: format!(
+                "{} is the journal of {own}, and the head there is of {of_head}; name another file",
+                file.display()
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Starts a head with the file of a standby that has led.
+async fn lead_again(config: HeadConfig, file: &Path) -> Result<StandbyHandle, Error> {
+    let head = Head::start_with_journal(config, file, FormerStandby::IsAsked).await?;
+    let address = head.address().clone();
+    let (outcome, told) = oneshot::channel();
+    let _ = outcome.send(Outcome::Leads(head));
+    let (_stop, _) = watch::channel(());
+    let (has_begun, is_current) = (watch::channel(true).1, watch::channel(true).1);
+    Ok(StandbyHandle { address, head: None, outcome: told, has_begun, is_current, _stop })
 }
 
 /// This machine's address, by which the last head knew this standby.
@@ -145,85 +196,100 @@ struct Begins<'a> {
 }
 
 async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
-    let Begins { tcp, token, cluster, head, epoch, ip, file, is_new_file, journal, facts, succession } = with;
-    can_be_reached(tcp, ip)?;
-    let listener = Listener::bind(ProcessId(cluster.0), tcp).await?;
+    can_be_reached(with.tcp, with.ip)?;
+    let listener = Listener::bind(ProcessId(with.cluster.0), with.tcp).await?;
     let mut address = listener.address().clone();
-    if let (Some(tcp), Some(ip)) = (&mut address.tcp, ip)
+    if let (Some(tcp), Some(ip)) = (&mut address.tcp, with.ip)
         && tcp.ip().is_unspecified()
     {
         tcp.set_ip(ip);
     }
-    journal.intend(vec![Fact::Follows(Box::new(head.clone()))]).await?;
-    let way = Way::new(head.clone());
-    way.found(epoch);
-    let known = facts.into_iter().map(|fact| (fact.key(), fact)).collect();
-    let (stop, mut stopped) = watch::channel(());
-    let standby = Arc::new(Standby {
-        token,
-        cluster,
-        file: file.to_owned(),
-        address: address.clone(),
-        way,
-        deciding: Mutex::new(StandingBy::new(0, millis(limits().takeover), None)),
-        journal: Mutex::new(Some(Arc::new(journal))),
-        programs: Arc::new(Programs::beside(file)?),
-        known: Mutex::new(known),
-        is_new_file,
-        has_begun: watch::Sender::new(false),
-        is_current: watch::Sender::new(false),
-        cannot_write: Mutex::default(),
-        lacks: Arc::default(),
-        clock: Clock::start(),
-        leads: OnceLock::new(),
-    });
-    standby.note_succession(succession);
-    let (outcome, told) = oneshot::channel();
+    let head = with.head.clone();
+    with.journal.intend(vec![Fact::Follows(Box::new(head.clone()))]).await?;
+    let standby = Arc::new(Standby::new(with, address.clone())?);
     let (has_begun, is_current) = (standby.has_begun.subscribe(), standby.is_current.subscribe());
-    let (listening, serving) = (standby.clone(), standby.clone());
-    let accepted = move |stream: Stream, hello: Hello| match serving.leads.get() {
-        Some(shell) => {
-            let shell = shell.clone();
-            shell.clone().vital("serving a connection", async move { shell.serve_connection(stream, hello).await });
-        }
-        None => {
-            tokio::spawn(serving.clone().answer(stream, hello));
-        }
-    };
-    let running = standby.clone();
-    let taking_part = async move {
-        let token = standby.token.clone();
-        let ending = standby.clone();
-        let ended = async move {
-            let _ = stopped.changed().await;
-            // When it leads, it listens as long as that.
-            if let Some(shell) = ending.leads.get() {
-                shell.until_stopped(std::future::pending()).await;
-            }
-        };
-        let serve = listener.serve_with(token, move || listening.welcome(), accepted);
-        tokio::select! {
-            () = serve => {}
-            () = ended => {}
-            () = async {
-                let ended = standby.clone().stand_by().await;
-                if matches!(ended, Outcome::Failed(_)) && standby.is_new_file && !*standby.has_begun.borrow() {
-                    standby.remove_file().await;
-                }
-                let _ = outcome.send(ended);
-                std::future::pending().await
-            } => {}
-        }
-    };
+    let (stop, stopped) = watch::channel(());
+    let (outcome, told) = oneshot::channel();
     tokio::spawn(async move {
         // Before it leads, whoever waits for its outcome is told.
-        if let Err(said) = panics::caught(taking_part).await
-            && let Some(shell) = running.leads.get()
+        if let Err(said) = panics::caught(standby.clone().take_part(listener, stopped, outcome)).await
+            && let Some(shell) = standby.leads.get()
         {
             shell.is_defect("taking connections", &said);
         }
     });
     Ok(StandbyHandle { address, head: Some(head), outcome: told, has_begun, is_current, _stop: stop })
+}
+
+impl Standby {
+    fn new(with: Begins<'_>, address: Address) -> Result<Standby, Error> {
+        let Begins { token, cluster, head, epoch, file, is_new_file, journal, facts, succession, .. } = with;
+        let way = Way::new(head);
+        way.found(epoch);
+        let standby = Standby {
+            token,
+            cluster,
+            file: file.to_owned(),
+            address,
+            way,
+            deciding: Mutex::new(StandingBy::new(0, millis(limits().takeover), None)),
+            journal: Mutex::new(Some(Arc::new(journal))),
+            programs: Arc::new(Programs::beside(file)?),
+            known: Mutex::new(facts.into_iter().map(|fact| (fact.key(), fact)).collect()),
+            is_new_file,
+            has_begun: watch::Sender::new(false),
+            is_current: watch::Sender::new(false),
+            cannot_write: Mutex::default(),
+            lacks: Arc::default(),
+            clock: Clock::start(),
+            leads: OnceLock::new(),
+        };
+        standby.note_succession(succession);
+        Ok(standby)
+    }
+
+    /// Listens and stands by, until the handle is dropped or the head ends that it has become.
+    async fn take_part(
+        self: Arc<Self>,
+        listener: Listener,
+        mut stopped: watch::Receiver<()>,
+        outcome: oneshot::Sender<Outcome>,
+    ) {
+        let (listening, serving) = (self.clone(), self.clone());
+        let accept = move |stream: Stream, hello: Hello| serving.accept(stream, hello);
+        let serve = listener.serve_with(self.token.clone(), move || listening.welcome(), accept);
+        let ended = async {
+            let _ = stopped.changed().await;
+            // When it leads, it listens as long as that.
+            if let Some(shell) = self.leads.get() {
+                shell.until_stopped(std::future::pending()).await;
+            }
+        };
+        tokio::select! {
+            () = serve => {}
+            () = ended => {}
+            () = async {
+                let ended = self.clone().stand_by().await;
+                if matches!(ended, Outcome::Failed(_)) && self.is_new_file && !*self.has_begun.borrow() {
+                    self.remove_file().await;
+                }
+                let _ = outcome.send(ended);
+                std::future::pending().await
+            } => {}
+        }
+    }
+
+    fn accept(self: &Arc<Self>, stream: Stream, hello: Hello) {
+        match self.leads.get() {
+            Some(shell) => {
+                let shell = shell.clone();
+                shell.clone().vital("serving a connection", async move { shell.serve_connection(stream, hello).await });
+            }
+            None => {
+                tokio::spawn(self.clone().answer(stream, hello));
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -232,6 +298,27 @@ mod tests {
     use super::*;
     use crate::files;
     use crate::journal::Journal;
+
+    #[test]
+    fn one_that_has_led_follows_a_later_head_alone_and_one_that_followed_awaits_its_head() {
+        let head = || Address {
+            process: ProcessId(1),
+            machine: wingbeat_core::spec::MachineId(1),
+            unix: String::new(),
+            tcp: None,
+            steward: None,
+        };
+        let gone = || Err(super::super::has_ended());
+        let found = |epoch| Ok(((), Some(Epoch(epoch))));
+        let last = Some(Epoch(5));
+        assert_eq!(role(Past::Led, last, found(4)).unwrap(), StandbyRole::LeadsAgain);
+        assert_eq!(role::<()>(Past::Led, last, gone()).unwrap(), StandbyRole::LeadsAgain);
+        assert_eq!(role(Past::Led, last, found(5)).unwrap(), StandbyRole::Follows(()));
+        assert_eq!(role(Past::Followed(head()), last, found(4)).unwrap(), StandbyRole::Follows(()));
+        assert_eq!(role::<()>(Past::Followed(head()), last, gone()).unwrap(), StandbyRole::Awaits(head()));
+        assert_eq!(role(Past::New, None, found(1)).unwrap(), StandbyRole::Follows(()));
+        assert!(role::<()>(Past::New, None, gone()).is_err());
+    }
 
     #[tokio::test]
     async fn what_a_head_has_led_with_is_kept_when_it_follows_another_one() {
