@@ -34,6 +34,7 @@ mod nodes;
 mod picture;
 mod placing;
 mod pool;
+mod processes;
 mod queue;
 mod quotas;
 mod recorded;
@@ -62,6 +63,7 @@ use lease::Holder;
 use leases::Leases;
 use nodes::Nodes;
 pub use picture::Taking;
+pub(crate) use processes::the_one_with_pid;
 use queue::{Hold, Queue};
 use quotas::Quotas;
 use recorded::Recorded;
@@ -69,7 +71,6 @@ pub use recorded::{Beginning, Input};
 pub(crate) use recovery::Absentee;
 use shapes::Shapes;
 use waits::{Circle, Waits};
-pub(crate) use why::the_one_with_pid;
 
 /// Milliseconds since the head started.
 pub type Millis = u64;
