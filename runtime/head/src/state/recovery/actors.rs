@@ -1,18 +1,77 @@
 //! Actors of which a head that was started again does not know where they are, or whether: whoever comes back brings one, or the news
 //! of its end; what nobody brings lives again, or is dead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::ActorSpec;
-use wingbeat_core::{ActorId, Incarnation, LeaseId};
+use wingbeat_core::{ActorId, Incarnation, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::WorkerDeath;
 
-use super::{Absent, Over, is_kept};
-use crate::state::State;
 use crate::state::actors::ToEnd;
-use crate::state::facts::Fact;
+use crate::state::facts::{Fact, KeptActor};
+use crate::state::{Millis, State};
+
+/// An actor that may be somewhere.
+#[derive(Clone)]
+pub(in crate::state) struct Absent {
+    pub spec: Arc<ActorSpec>,
+    /// Its latest life, if any has begun.
+    pub life: Option<Incarnation>,
+    /// How often it was moved, which has cost no restart.
+    pub moves: u32,
+    /// Where that life was, as far as somebody has said so.
+    pub place: Option<(NodeId, ProcessId)>,
+    /// Why it is to end in order, if it is.
+    pub ends: Option<String>,
+    /// The lease of an earlier life that a node has brought back, and that was told to end.
+    pub earlier: Option<LeaseId>,
+}
+
+impl Absent {
+    pub(super) fn fact(&self) -> Fact {
+        let (life, moves, ends) = (self.life, self.moves, self.ends.clone());
+        Fact::Actor(KeptActor { spec: Box::new((*self.spec).clone()), life, moves, ends })
+    }
+}
+
+pub(super) fn is_kept(spec: &ActorSpec) -> bool {
+    spec.detached || spec.name.is_some()
+}
+
+/// What was said of actors of which a head that was started again knows nothing else. Whoever made one may be waited for by nobody,
+/// and say what it was when the rest has gone on already.
+pub(in crate::state) struct Unheard {
+    /// When whoever has not come back has ended by itself.
+    pub(super) until: Millis,
+    /// Who wants to know what becomes of them.
+    pub(super) watchers: BTreeMap<ActorId, BTreeSet<ProcessId>>,
+    /// Lives that are over, as somebody knows.
+    pub(super) over: BTreeMap<ActorId, KnownEnd>,
+}
+
+/// What is known of the end of an actor that is not known.
+#[derive(Clone, Copy, Default)]
+pub(super) struct KnownEnd {
+    /// This life, and those before it.
+    life: Option<Incarnation>,
+    /// Whichever comes back, was killed by somebody who did not know which it was.
+    is_killed: bool,
+}
+
+impl Unheard {
+    /// Notes who wants to know about an actor: it may still be heard of.
+    pub(in crate::state) fn watch(&mut self, process: ProcessId, actor: ActorId) {
+        self.watchers.entry(actor).or_default().insert(process);
+    }
+
+    pub(in crate::state) fn process_lost(&mut self, process: ProcessId) {
+        for watchers in self.watchers.values_mut() {
+            watchers.remove(&process);
+        }
+    }
+}
 
 impl State {
     /// Whether a life that a node reports was over when the last head died: the actor is written down, and not as that; or it is not
@@ -38,9 +97,9 @@ impl State {
         let Some(unheard) = &mut self.unheard else { return };
         let (over, watchers) = (unheard.over.remove(&id), unheard.watchers.remove(&id));
         match over {
-            Some(Over { is_killed: true, .. }) => self.kill_actor(id, true),
-            Some(Over { life: Some(life), .. }) => self.life_over(id, life),
-            Some(Over { life: None, .. }) | None => {}
+            Some(KnownEnd { is_killed: true, .. }) => self.kill_actor(id, true),
+            Some(KnownEnd { life: Some(life), .. }) => self.life_over(id, life),
+            Some(KnownEnd { life: None, .. }) | None => {}
         }
         for watcher in watchers.unwrap_or_default() {
             self.watch(watcher, id);
