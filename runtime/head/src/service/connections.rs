@@ -31,7 +31,7 @@ impl Shell {
             _ => state.is_recovering(),
         };
         let is_lost = match hello.role {
-            Role::Driver(_) => state.is_over(process) || state.has_seen_the_end_of(process),
+            Role::Driver(_) => state.is_job_of_over(process) || state.has_seen_the_end_of(process),
             Role::Node(node) => state.will_not_come_back(node),
             _ => false,
         };

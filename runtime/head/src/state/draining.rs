@@ -1,5 +1,4 @@
-//! Nodes on which nothing new is placed: those that are to be free of work, where what runs finishes or, at the deadline, is
-//! moved; and those that have no connection.
+//! Nodes that are to be free of work: nothing new is placed there, and what runs finishes or, at the deadline, is moved.
 
 use wingbeat_core::error::Error;
 use wingbeat_core::{LeaseId, NodeId};
@@ -69,25 +68,12 @@ impl State {
     }
 
     /// What is free on a node, and in bundles that lie there, can be given again.
-    fn free_again(&mut self, id: NodeId) {
+    pub(super) fn free_again(&mut self, id: NodeId) {
         self.freed_on(id);
         let groups: Vec<_> =
             self.nodes.get(id).map(|node| node.bundles.iter().map(|(group, _)| *group).collect()).unwrap_or_default();
         for group in groups {
             self.freed_in(group);
-        }
-    }
-
-    /// A node that has no connection is suspect: nothing new is placed there, and what runs there goes on.
-    pub(super) fn node_away(&mut self, id: NodeId) {
-        let now = self.now;
-        self.nodes.change(id, |node| node.suspect = Some(now));
-    }
-
-    /// The node takes work again.
-    pub(super) fn node_back(&mut self, id: NodeId) {
-        if self.nodes.change(id, |node| node.suspect = None).is_some() {
-            self.free_again(id);
         }
     }
 

@@ -8,7 +8,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::resources::CPU;
 use wingbeat_core::spec::{Address, Shape, Strategy};
 use wingbeat_core::value::StoreNode;
-use wingbeat_core::{JobId, LeaseId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
+use wingbeat_core::{JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, WorkerDeath};
 
 use super::lease::{Asker, Holder, Lease};
@@ -77,6 +77,11 @@ impl Demand {
 }
 
 impl State {
+    /// The node on which a lease is.
+    pub fn node_of(&self, lease: LeaseId) -> Option<NodeId> {
+        self.leases.leases.get(&lease).map(|lease| lease.taken.node)
+    }
+
     pub(super) fn demand(&mut self, process: ProcessId, shape: Shape, wanted: u32, name: String) {
         if let Err(why) = shape.check() {
             let error = Error::InvalidArgument { what: format!("{name} asks for what cannot be: {why}") };

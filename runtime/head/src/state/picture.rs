@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
 use wingbeat_net::messages::{
-    ActorRow, ClusterState, JobState, NodeState, OwningJob, PendingRow, PlacementGroupRow, QuotaRow,
+    ActorRow, ClusterState, ClusterView, JobState, NodeState, OwningJob, PendingRow, PlacementGroupRow, QuotaRow,
 };
 
 use super::queue::Waiter;
@@ -167,6 +167,34 @@ impl Taking {
 }
 
 impl State {
+    /// The cluster, for somebody who joins; with nodes that may still come back, which most likely live.
+    pub fn view(&self) -> ClusterView {
+        let absent = self.recovering.iter().flat_map(|recovering| recovering.infos());
+        ClusterView { cluster: self.cluster, nodes: self.nodes.infos().into_iter().chain(absent.cloned()).collect() }
+    }
+
+    /// Everything, for people, as of when something has happened last.
+    pub fn picture(&self) -> ClusterState {
+        self.picture_at(self.now)
+    }
+
+    /// The same as of now: nothing may have happened for long.
+    pub fn picture_at(&self, now: Millis) -> ClusterState {
+        let mut taking = self.begin_picture(now);
+        while self.take_part(&mut taking, now) {}
+        taking.picture()
+    }
+
+    /// Begins to take a picture in parts, each with [`State::take_part`].
+    pub fn begin_picture(&self, now: Millis) -> Taking {
+        Taking::begin(self, now.max(self.now))
+    }
+
+    /// Takes the next part of a picture. Whether there are more.
+    pub fn take_part(&self, taking: &mut Taking, now: Millis) -> bool {
+        taking.go_on(self, now.max(self.now))
+    }
+
     /// A job as it is shown with what belongs to it.
     fn owning_job(&self, id: Option<JobId>) -> OwningJob {
         let spec = id.and_then(|job| self.jobs.get(&job)).map(|job| &job.spec);

@@ -6,10 +6,10 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use wingbeat_core::{ActorId, ProcessId, TaskId};
-use wingbeat_net::messages::Wait;
+use wingbeat_core::{ActorId, LeaseId, ProcessId, TaskId};
+use wingbeat_net::messages::{HeadEvent, Wait};
 
-use super::Millis;
+use super::{Millis, State};
 
 /// A circle is believed when it is still there after this long: the news that somebody goes on may be on its way, and a
 /// real circle stays.
@@ -243,6 +243,31 @@ fn forget<K: Ord + Copy>(index: &mut BTreeMap<K, BTreeSet<TaskId>>, key: K, task
         tasks.remove(&task);
         if tasks.is_empty() {
             index.remove(&key);
+        }
+    }
+}
+
+impl State {
+    pub(super) fn waiting(&mut self, process: ProcessId, lease: Option<LeaseId>, wait: Wait) {
+        let task = wait.task;
+        self.waits.begin(self.now, process, wait);
+        if let Some(lease) = lease {
+            self.note_absent_wait(lease, task, true);
+            self.lease_waits(lease, task, true);
+        }
+    }
+
+    pub(super) fn tell_of_deadlocks(&mut self) {
+        for Circle { process, task, on, members } in self.waits.confirmed(self.now) {
+            self.tell(process, HeadEvent::Deadlock { task, on, cycle: members });
+        }
+    }
+
+    pub(super) fn resumed(&mut self, lease: Option<LeaseId>, task: TaskId) {
+        self.waits.end(task);
+        if let Some(lease) = lease {
+            self.note_absent_wait(lease, task, false);
+            self.lease_waits(lease, task, false);
         }
     }
 }

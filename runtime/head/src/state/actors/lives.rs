@@ -20,6 +20,14 @@ use crate::state::queue::{Class, Waiter};
 const LATER_LIFE: &str = "a later life of its actor is known";
 
 impl State {
+    /// Whether this would be a new actor.
+    pub fn is_new_actor(&self, spec: &ActorSpec) -> bool {
+        let may_be_back = self.recovering.as_ref().is_some_and(|recovering| recovering.may_be_back(spec.id));
+        !may_be_back
+            && self.actors.spec(spec.id).is_none()
+            && spec.name.as_ref().is_none_or(|name| self.find_actor(name).is_err())
+    }
+
     /// The actor of this name, also one that may still come back after the head was started again.
     fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
         let known = self.actors.names.get(name).and_then(|id| self.actors.actors.get(id)).map(|actor| &*actor.spec);

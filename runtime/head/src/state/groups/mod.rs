@@ -20,7 +20,7 @@ use super::facts::Drained;
 use super::index::{Order, Requirement, RequirementId, Slot};
 use super::nodes::{Drain, Nodes, Taken, requirements_of};
 use super::pool::{Devices, Pool, Span};
-use super::{Millis, after};
+use super::{Millis, State, after};
 
 /// Groups that are gone and remembered, so that whoever asks late learns the cause.
 const TOMBSTONES: usize = 10_000;
@@ -351,5 +351,20 @@ impl Group {
                 (id, (devices, span))
             })
             .collect()
+    }
+}
+
+impl State {
+    /// Whether a placement group is there and has its places.
+    pub fn placed(&self, group: PlacementGroupId) -> bool {
+        self.groups.get(group).is_some_and(Group::is_placed)
+    }
+
+    /// The placement group of this name.
+    ///
+    /// # Errors
+    /// [`Error::PlacementGroupNotFound`].
+    pub fn find_group(&self, name: &ScopedName) -> Result<PlacementGroupSpec, Error> {
+        self.groups.find_by_name(name)
     }
 }

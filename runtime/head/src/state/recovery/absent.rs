@@ -22,7 +22,7 @@ impl State {
     /// Whether a process that knew an earlier head may go on with this one: everybody while they come back, and later whoever is known
     /// to live, and was not waited for since it has nothing here.
     pub fn may_come_back(&self, process: ProcessId) -> bool {
-        if self.is_over(process) {
+        if self.is_job_of_over(process) {
             return false;
         }
         self.recovering.is_some() || self.was_recovered && self.worker_jobs.contains_key(&process)
@@ -32,12 +32,6 @@ impl State {
     pub(crate) fn has_ended_before(&self, job: JobId) -> bool {
         let knows_all = self.recovering.as_ref().is_some_and(|recovering| recovering.knows_all_jobs);
         knows_all && !self.jobs.contains_key(&job)
-    }
-
-    /// Whether a process is the driver of a job that is over: what it had was ended.
-    pub(crate) fn is_over(&self, driver: ProcessId) -> bool {
-        let job = self.drivers.get(&driver).and_then(|job| self.jobs.get(job));
-        job.is_some_and(|job| job.is_over)
     }
 
     /// Whether a group is not known to this head, and may be to somebody who can tell what the last one knew.

@@ -12,7 +12,7 @@ use crate::state::facts::{BundlePlace, Fact, KeptActor};
 
 impl State {
     /// Takes in what an earlier head knew, but for what is known by now. Nothing, when the time for that is over.
-    pub(super) fn take_back(&mut self, facts: Vec<Fact>) {
+    pub(in crate::state) fn take_back(&mut self, facts: Vec<Fact>) {
         if self.recovering.is_none() {
             return;
         }

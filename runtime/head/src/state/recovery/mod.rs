@@ -17,8 +17,7 @@ use wingbeat_net::messages::{NodeInfo, WorkerDeath};
 
 use super::facts::{BundlePlace, Drained, Fact};
 use super::queue::Hold;
-use super::recorded::Input;
-use super::{Action, Millis, State};
+use super::{Millis, State};
 
 mod absent;
 mod actors;
@@ -126,28 +125,8 @@ impl State {
         state
     }
 
-    /// Somebody has come back who knew an earlier head, and this one knows nothing of what that knew. Whoever has not come back
-    /// `until` then has ended by itself.
-    pub fn somebody_returns(&mut self, now: Millis, until: Millis) -> Vec<Action> {
-        self.begin(now, || Input::Returns(until));
-        if !self.was_recovered {
-            self.begin_recovery(until);
-        }
-        self.act()
-    }
-
-    /// What the last head knew, as a node has kept it. What is known here already counts: it has happened since.
-    pub fn remember(&mut self, now: Millis, facts: Vec<Fact>) -> Vec<Action> {
-        self.begin(now, || Input::Remembers(facts.clone()));
-        self.take_back(facts);
-        // Some wait for groups that are known now to be there, or not.
-        self.refuse_the_infeasible();
-        self.queue.unblock_all_in_turn();
-        self.act()
-    }
-
     /// Those who knew an earlier head may come back from now on.
-    fn begin_recovery(&mut self, until: Millis) {
+    pub(super) fn begin_recovery(&mut self, until: Millis) {
         (self.quotas.is_use_unknown, self.was_recovered) = (true, true);
         let (nodes, owners, actors, places, claims) = Default::default();
         let (waiting, abandoned, deaths) = Default::default();
@@ -170,7 +149,7 @@ impl State {
     }
 
     /// It is known now until when those that an earlier head knew may go on.
-    fn wait_until(&mut self, until: Millis) {
+    pub(super) fn wait_until(&mut self, until: Millis) {
         if let Some(recovering) = &mut self.recovering {
             recovering.until = until;
         }

@@ -20,6 +20,7 @@ mod subjects;
 mod titles;
 mod waiting;
 
+pub(super) use titles::{suspicion, title};
 use waiting::{USE_UNKNOWN, journal_fails};
 
 impl State {

@@ -143,12 +143,6 @@ impl State {
         Some(explanation)
     }
 
-    /// What is said of a node that has no connection to the head, with its host; none of others.
-    pub(crate) fn suspicion_of(&self, now: Millis, node: NodeId) -> Option<String> {
-        let node = self.nodes.get(node)?;
-        Some(format!("{} {}", title(node), suspicion(node, now)?))
-    }
-
     fn explain_lost_node(&self, id: NodeId) -> Option<Explanation> {
         let lost = self.nodes.lost(id)?;
         let what_follows =
@@ -160,10 +154,5 @@ impl State {
             reasons: vec![lost.why.clone(), what_follows.into()],
             ..Explanation::default()
         })
-    }
-
-    /// Why a node is lost, as far as that is remembered.
-    pub(crate) fn why_lost(&self, node: NodeId) -> Option<&str> {
-        self.nodes.lost(node).map(|lost| lost.why.as_str())
     }
 }

@@ -21,12 +21,12 @@ pub(super) fn ago(millis: Millis) -> String {
     }
 }
 
-pub(super) fn title(node: &Node) -> String {
+pub(in crate::state) fn title(node: &Node) -> String {
     format!("{} ({})", node.info.hostname, node.info.id)
 }
 
 /// What is said of a node that has no connection to the head; none of others.
-pub(super) fn suspicion(node: &Node, now: Millis) -> Option<String> {
+pub(in crate::state) fn suspicion(node: &Node, now: Millis) -> Option<String> {
     let since = node.suspect?;
     Some(format!(
         "is suspect: it has had no connection to the head for {}, and may come back",

@@ -1,10 +1,12 @@
-//! All that changes the state, as it is recorded and played back.
+//! All that changes the state from outside, as it is recorded and played back.
 
 use serde::{Deserialize, Serialize};
-use wingbeat_core::spec::{ActorSpec, PlacementGroupSpec};
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorInfo, ActorSpec, PlacementGroupSpec};
 use wingbeat_core::{ClusterId, NodeId, PlacementGroupId, ResourceSet};
 use wingbeat_net::recording::{Recorder, Redact};
 
+use super::facts::Drained;
 use super::{Action, Event, Fact, Millis, State};
 
 /// How a state begins.
@@ -78,6 +80,106 @@ impl State {
             recorder.record(self.now, input, &actions);
         }
         actions
+    }
+
+    /// Makes a placement group.
+    ///
+    /// # Errors
+    /// It makes no sense, its name is taken, or no nodes could ever hold it.
+    pub fn create_group(
+        &mut self,
+        now: Millis,
+        spec: PlacementGroupSpec,
+    ) -> (Result<PlacementGroupSpec, Error>, Vec<Action>) {
+        self.begin(now, || Input::CreateGroup(Box::new(spec.clone())));
+        self.idle_ticks = 0;
+        let answer = self.new_group(spec);
+        let actions = self.act();
+        // One that has its places was recorded with them.
+        if let Ok(spec) = &answer
+            && !self.placed(spec.id)
+        {
+            self.record_group(spec.id);
+        }
+        (answer, actions)
+    }
+
+    /// Removes a placement group, and ends what runs in it. Nothing happens when it is gone already.
+    pub fn remove_placement_group(&mut self, now: Millis, group: PlacementGroupId) -> Vec<Action> {
+        self.begin(now, || Input::RemoveGroup(group));
+        self.idle_ticks = 0;
+        self.group_removed(group);
+        self.act()
+    }
+
+    /// Sets what a namespace may hold at a time; anything if nothing is said.
+    pub fn quota(&mut self, now: Millis, namespace: &str, limit: Option<ResourceSet>) -> Vec<Action> {
+        self.begin(now, || Input::Quota(namespace.to_owned(), limit.clone()));
+        self.idle_ticks = 0;
+        self.record(match &limit {
+            Some(limit) => Fact::Quota(namespace.to_owned(), limit.clone()),
+            None => Fact::QuotaGone(namespace.to_owned()),
+        });
+        self.set_quota(namespace, limit);
+        self.act()
+    }
+
+    /// Places nothing more on a node; what runs there is moved after `within` milliseconds, and then, if `stops`, the
+    /// daemon is told to end. With no `within`, the node takes work again.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn drain(
+        &mut self,
+        now: Millis,
+        node: NodeId,
+        within: Option<Millis>,
+        why: String,
+        stops: bool,
+    ) -> (Result<(), Error>, Vec<Action>) {
+        self.begin(now, || Input::Drain(node, within, why.clone(), stops));
+        self.idle_ticks = 0;
+        let answer = match within {
+            Some(within) => self.drain_node(node, Drained { within, why, stops }),
+            None => self.end_drain(node),
+        };
+        (answer, self.act())
+    }
+
+    /// Makes an actor, or finds the one of its name.
+    ///
+    /// # Errors
+    /// The name is taken, or no node could ever hold it.
+    pub fn create_actor(
+        &mut self,
+        now: Millis,
+        spec: ActorSpec,
+        or_get: bool,
+    ) -> (Result<ActorInfo, Error>, Vec<Action>) {
+        self.begin(now, || Input::CreateActor(Box::new(spec.clone()), or_get));
+        self.idle_ticks = 0;
+        let answer = self.new_actor(spec, or_get);
+        (answer, self.act())
+    }
+
+    /// Somebody has come back who knew an earlier head, and this one knows nothing of what that knew. Whoever has not come back
+    /// `until` then has ended by itself.
+    pub fn somebody_returns(&mut self, now: Millis, until: Millis) -> Vec<Action> {
+        self.begin(now, || Input::Returns(until));
+        if !self.was_recovered {
+            self.begin_recovery(until);
+        }
+        self.act()
+    }
+
+    /// What the last head knew, as a node has kept it. What is known here already counts: it has happened since.
+    pub fn remember(&mut self, now: Millis, facts: Vec<Fact>) -> Vec<Action> {
+        self.begin(now, || Input::Remembers(facts.clone()));
+        self.take_back(facts);
+        // Some wait for groups that are known now to be there, or not.
+        self.refuse_the_infeasible();
+        self.queue.unblock_all_in_turn();
+        self.act()
     }
 
     /// Takes in again what was recorded.
