@@ -64,8 +64,14 @@ impl State {
         self.recorded.recorder = recorder;
     }
 
-    /// A step begins.
+    /// A step begins in which something happens: time goes on at its pace from here.
     pub(super) fn begin(&mut self, now: Millis, input: impl FnOnce() -> Input) {
+        self.idle_ticks = 0;
+        self.begin_tick(now, input);
+    }
+
+    /// A step begins in which time passes.
+    pub(super) fn begin_tick(&mut self, now: Millis, input: impl FnOnce() -> Input) {
         self.now = now;
         if self.recorded.recorder.is_some() {
             self.recorded.input = Some(input());
@@ -92,7 +98,6 @@ impl State {
         spec: PlacementGroupSpec,
     ) -> (Result<PlacementGroupSpec, Error>, Vec<Action>) {
         self.begin(now, || Input::CreateGroup(Box::new(spec.clone())));
-        self.idle_ticks = 0;
         let answer = self.new_group(spec);
         let actions = self.act();
         // One that has its places was recorded with them.
@@ -107,7 +112,6 @@ impl State {
     /// Removes a placement group, and ends what runs in it. Nothing happens when it is gone already.
     pub fn remove_placement_group(&mut self, now: Millis, group: PlacementGroupId) -> Vec<Action> {
         self.begin(now, || Input::RemoveGroup(group));
-        self.idle_ticks = 0;
         self.group_removed(group);
         self.act()
     }
@@ -115,7 +119,6 @@ impl State {
     /// Sets what a namespace may hold at a time; anything if nothing is said.
     pub fn quota(&mut self, now: Millis, namespace: &str, limit: Option<ResourceSet>) -> Vec<Action> {
         self.begin(now, || Input::Quota(namespace.to_owned(), limit.clone()));
-        self.idle_ticks = 0;
         self.record(match &limit {
             Some(limit) => Fact::Quota(namespace.to_owned(), limit.clone()),
             None => Fact::QuotaGone(namespace.to_owned()),
@@ -138,7 +141,6 @@ impl State {
         stops: bool,
     ) -> (Result<(), Error>, Vec<Action>) {
         self.begin(now, || Input::Drain(node, within, why.clone(), stops));
-        self.idle_ticks = 0;
         let answer = match within {
             Some(within) => self.drain_node(node, Drained { within, why, stops }),
             None => self.end_drain(node),
@@ -157,7 +159,6 @@ impl State {
         or_get: bool,
     ) -> (Result<ActorInfo, Error>, Vec<Action>) {
         self.begin(now, || Input::CreateActor(Box::new(spec.clone()), or_get));
-        self.idle_ticks = 0;
         let answer = self.new_actor(spec, or_get);
         (answer, self.act())
     }

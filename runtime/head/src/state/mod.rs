@@ -221,9 +221,10 @@ impl State {
 
     /// Takes in what happened at `now`, and answers with what is to be done, in order.
     pub fn step(&mut self, now: Millis, event: Event) -> Vec<Action> {
-        self.begin(now, || Input::Event(event.clone()));
-        if !matches!(event, Event::Tick) {
-            self.idle_ticks = 0;
+        let input = || Input::Event(event.clone());
+        match event {
+            Event::Tick => self.begin_tick(now, input),
+            _ => self.begin(now, input),
         }
         match event {
             Event::NodeJoined(info, running) => self.node_joined(*info, running),

@@ -1,6 +1,7 @@
 //! Labels, affinity, priorities, quotas, draining, memory of devices.
 
 use super::*;
+use crate::state::{SLOW_TICK, TICK, TICKS_AT_SPEED};
 
 fn labelled(rules: &[&str], resources: ResourceSet) -> Shape {
     Shape { labels: rules.iter().map(|rules| rules.parse().unwrap()).collect(), ..shape(resources) }
@@ -277,4 +278,20 @@ fn a_device_that_somebody_still_uses_is_given_to_nobody_until_it_is_free() {
     assert_eq!(bench.state.picture().nodes[0].held_devices, ["GPU 0: pid 7 (`python`) still uses it"]);
     bench.says(NodeId(1), HeadMessage::DevicesHeld(Vec::new()));
     assert_eq!(bench.starts().len(), 1);
+}
+
+#[test]
+fn whatever_is_said_from_outside_has_demand_looked_at_soon_again() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.demand(DRIVER, cpus(1.0), 2);
+    let rest = |bench: &mut Bench| {
+        (0..TICKS_AT_SPEED).for_each(|_| bench.tick(0));
+        assert_eq!(bench.state.next_tick(), Some(SLOW_TICK));
+    };
+    rest(&mut bench);
+    bench.state.remember(0, Vec::new());
+    assert_eq!(bench.state.next_tick(), Some(TICK));
+    rest(&mut bench);
+    bench.state.quota(0, "other", None);
+    assert_eq!(bench.state.next_tick(), Some(TICK));
 }
