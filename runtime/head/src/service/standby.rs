@@ -368,7 +368,6 @@ impl Shell {
                     standby.asks_now.store(true, Ordering::Release);
                     standby.looks.notify_one();
                 }
-                Order::GoOnAlone => standby.confirmed.send_modify(|_| {}),
                 Order::End(why) => {
                     let why = format!(
                         "this head ends: {why}; to have it back, start it as a standby (`wingbeat head --standby-of <the new head> --journal FILE`)"

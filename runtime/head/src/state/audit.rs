@@ -277,12 +277,6 @@ impl State {
         facts
     }
 
-    /// Whether a device of a node is given to nobody.
-    pub fn is_device_free(&self, node: NodeId, device: u32) -> bool {
-        let free = |node: &Node| node.pool.devices().any(|(number, whole, free)| number == device && whole == free);
-        self.nodes.get(node).is_some_and(free)
-    }
-
     /// What a node has free.
     pub fn available(&self, node: NodeId) -> Option<&ResourceSet> {
         self.nodes.get(node).map(|node| &node.pool.available)

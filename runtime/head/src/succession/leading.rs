@@ -25,8 +25,6 @@ pub(crate) enum Order {
     ForgetEarlier,
     /// Ask the nodes for their support now.
     AskNodes,
-    /// Nobody waits for the standby any more.
-    GoOnAlone,
     /// End: another head leads, or may.
     End(String),
 }
@@ -329,7 +327,7 @@ impl Leading {
         self.open.clear();
         let generation = Generation { epoch: self.epoch, count: self.count };
         let nobody = Succession { generation, standby: None, voters: BTreeMap::new() };
-        let mut orders = vec![Order::Write { latest: nobody, earlier: None }, Order::GoOnAlone];
+        let mut orders = vec![Order::Write { latest: nobody, earlier: None }];
         orders.extend(self.propose(now));
         orders
     }
@@ -423,8 +421,8 @@ mod tests {
         let said = head.leadership();
         assert!(said.is_revoked && head.waits_for_standby());
         assert!(head.answered(2, NodeId(1), 2, &said, Support::Given).is_empty());
-        let alone = head.answered(2, NodeId(2), 2, &said, Support::Given);
-        assert!(alone.contains(&Order::GoOnAlone) && !head.waits_for_standby());
+        head.answered(2, NodeId(2), 2, &said, Support::Given);
+        assert!(!head.waits_for_standby());
         assert!(head.may_lead(1_000_000));
     }
 
@@ -464,8 +462,10 @@ mod tests {
     fn without_nodes_it_goes_on_alone_when_the_standby_cannot_take_over_any_more() {
         let mut head = with_standby(0);
         assert!(head.may_lead(1_000_000));
-        assert!(!head.standby_gone(1).contains(&Order::GoOnAlone) && head.tick(6).is_empty());
-        assert!(head.tick(7).contains(&Order::GoOnAlone) && !head.waits_for_standby());
+        head.standby_gone(1);
+        assert!(head.tick(6).is_empty() && head.waits_for_standby());
+        head.tick(7);
+        assert!(!head.waits_for_standby());
     }
 
     #[test]
@@ -474,7 +474,8 @@ mod tests {
         head.standby_gone(1);
         assert!(head.is_about_to_go_on_alone());
         assert!(head.tick(3).is_empty() && head.tick(6).is_empty());
-        assert!(head.tick(7).contains(&Order::GoOnAlone) && !head.is_about_to_go_on_alone());
+        head.tick(7);
+        assert!(!head.is_about_to_go_on_alone());
         head.follows(8, &address(99)).unwrap();
         assert!(written(&head.heard(8, 8, None, true)).is_some(), "it may take over again");
     }

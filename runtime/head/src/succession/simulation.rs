@@ -219,7 +219,6 @@ impl World {
                 leading::Order::Write { latest, earlier } => self.log.push(Entry::Succession { latest, earlier }),
                 leading::Order::ForgetEarlier => self.log.push(Entry::NoEarlier),
                 leading::Order::AskNodes => self.ask_nodes(),
-                leading::Order::GoOnAlone => {}
                 leading::Order::End(_) => self.life = Life::Dead,
             }
         }
