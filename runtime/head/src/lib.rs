@@ -1,7 +1,7 @@
 //! Wingbeat's control plane: which nodes there are, who has which resources, which actors live where.
 //!
 //! - [`state`]: every decision, in a deterministic state machine without IO.
-//! - `journal`: what must survive it, in a file; `files`: where that and what belongs to it lie.
+//! - `journal`: what must survive it, in a file; `replicated`: one that a standby has a copy of; `files`: where that and what belongs to it lie.
 //! - `programs`: the executables of detached actors.
 //! - `succession`: which of a head and its standby leads, as pure as `state`; `standby`: the shell of a standby, `feed`: what it is sent,
 //!   `permission`: how a head that is started again finds out whether its standby leads.
@@ -186,7 +186,7 @@ impl Head {
         let grace = earlier.unwrap_or_default();
         let with = Beginning { cluster, first_lease: first_lease(), remembered: facts, grace };
         let fails = journal.fails();
-        let standby = Arc::new(service::standby::Follower::new(epoch, journal.fed()));
+        let standby = Arc::new(service::succession::Follower::new(epoch, journal.fed()));
         let journal = replicated::Replicated { journal, standby: standby.clone() };
         let shell = Shell::new(recorded(with), Some(Box::new(journal)), programs, Some(epoch), Some(standby));
         shell.promises(earlier);

@@ -7,7 +7,7 @@ use wingbeat_core::error::Error;
 
 use crate::journal::Journal;
 use crate::service::Durable;
-use crate::service::standby::Follower;
+use crate::service::succession::Follower;
 use crate::state::Fact;
 
 /// The journal of a head that may have a standby.

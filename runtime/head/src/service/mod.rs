@@ -2,7 +2,7 @@
 //!
 //! The state sits behind one lock. Whoever holds it also queues the actions that a step gave, so that orders
 //! leave in the order of the decisions; queueing never waits. What processes and nodes may ask for is in `calls`, who connects in
-//! `connections`, and how all ends in `ending`.
+//! `connections`, who may take over from this head in `succession`, and how all ends in `ending`.
 
 mod absent;
 mod calls;
@@ -13,7 +13,7 @@ mod peers;
 pub(crate) mod promise;
 mod questions;
 #[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "only a head with a journal has a standby"))]
-pub(crate) mod standby;
+pub(crate) mod succession;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ use wingbeat_net::services::{NodeClient, ProcessClient};
 use copies::{Copies, Returns};
 use peers::Peer;
 use promise::Promise;
-use standby::Follower;
+use succession::Follower;
 
 use crate::programs::{Giver, Keeping, Programs};
 use crate::state::{Action, Event, Fact, Millis, State};

@@ -30,7 +30,7 @@ pub(crate) enum Order {
 }
 
 /// Which standby follows, and how well.
-struct Follower {
+struct Following {
     address: Address,
     /// When it was heard last.
     heard: Millis,
@@ -47,7 +47,7 @@ pub(crate) struct Leading {
     takeover: Millis,
     /// How long the head leads after it was supported last.
     fence: Millis,
-    follower: Option<Follower>,
+    follower: Option<Following>,
     /// Successions that the standby may use, the latest last: two at most.
     open: Vec<Succession>,
     /// Whether the standby has written the latest of them.
@@ -167,7 +167,7 @@ impl Leading {
             }
             orders = self.standby_gone(now);
         }
-        self.follower = Some(Follower { address: standby.clone(), heard: now, has_all: false });
+        self.follower = Some(Following { address: standby.clone(), heard: now, has_all: false });
         Ok(orders)
     }
 
