@@ -1,14 +1,16 @@
 //! Where the bundles of a placement group are, or why they are nowhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use wingbeat_core::spec::Shape;
+use wingbeat_core::spec::PlacementStrategy::{Pack, Spread, StrictPack, StrictSpread};
+use wingbeat_core::spec::{BundleSpec, Shape};
 use wingbeat_core::{NodeId, PlacementGroupId};
 use wingbeat_net::messages::Explanation;
 
 use super::titles::{first_of, suspicion};
 use super::waiting::{node_for, scarce_of};
 use crate::state::State;
+use crate::state::groups::Group;
 use crate::state::nodes::{Node, requirements_of};
 use crate::state::queue::Waiter;
 
@@ -29,18 +31,7 @@ impl State {
             Explanation { subject: format!("{} of {job}: {asked}", group.spec.title()), ..Explanation::default() };
         let waiter = Waiter::Group(id);
         if group.is_placed() {
-            explanation.state = "is placed".into();
-            for (index, placed) in group.placed.iter().enumerate() {
-                let Some(placed) = placed else { continue };
-                let held = self.held_by_lease(placed.taken.node, &placed.taken.resources, &placed.taken.devices);
-                explanation.reasons.push(format!("bundle {index}: {held} on {}", self.node_title(placed.taken.node)));
-            }
-            explanation.reasons = first_of(explanation.reasons, "bundles");
-            for (node, (devices, span)) in group.spans(&self.nodes) {
-                let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
-                let text = format!("its GPUs {} on {} are {}", devices.join(", "), self.node_title(node), span.shown());
-                explanation.reasons.push(text);
-            }
+            self.explain_placed(group, &mut explanation);
             return Some(explanation);
         }
         explanation.state = "waits for its bundles to be placed, all at once".into();
@@ -54,8 +45,50 @@ impl State {
         if self.explain_hold(waiter, &mut explanation) {
             return Some(explanation);
         }
+        let with_room = self.explain_kinds(group, &mut explanation);
+        explanation.reasons.extend(strategy_says(group, with_room.len()));
+        let kept = self.reservations.nodes_of(waiter);
+        if !kept.is_empty() {
+            let kept = kept.into_iter().map(|node| self.node_title(node)).collect();
+            let kept = first_of(kept, "nodes").join(", ");
+            explanation.reasons.push(format!("room is kept for it on {kept}, until what runs there is done"));
+        }
+        let missing = |node: &&Node| !with_room.contains(&node.info.id) || group.spec.strategy == StrictPack;
+        let nodes: Vec<&Node> = self.nodes.iter().filter(missing).collect();
+        let apart = group.spec.strategy == StrictSpread;
+        let needed = needed(group.missing().map(|index| &group.spec.bundles[index]), apart);
+        self.explain_nodes(waiter, &needed, &nodes, &mut explanation);
+        explanation.holders = self.holders(&nodes, &scarce_of(&needed));
+        if !explanation.holders.is_empty() {
+            explanation.help.push("wait for one of the holders, or end it".into());
+        }
+        let short = group.missing().count().saturating_sub(with_room.len()).max(1);
+        explanation.help.push(match short {
+            count if apart && count > 1 => format!("add {count} nodes, each with {}", node_for(&needed)),
+            _ => format!("add a node with {}", node_for(&needed)),
+        });
+        Some(explanation)
+    }
+
+    fn explain_placed(&self, group: &Group, explanation: &mut Explanation) {
+        explanation.state = "is placed".into();
+        for (index, placed) in group.placed.iter().enumerate() {
+            let Some(placed) = placed else { continue };
+            let held = self.held_by_lease(placed.taken.node, &placed.taken.resources, &placed.taken.devices);
+            explanation.reasons.push(format!("bundle {index}: {held} on {}", self.node_title(placed.taken.node)));
+        }
+        explanation.reasons = first_of(std::mem::take(&mut explanation.reasons), "bundles");
+        for (node, (devices, span)) in group.spans(&self.nodes) {
+            let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
+            let text = format!("its GPUs {} on {} are {}", devices.join(", "), self.node_title(node), span.shown());
+            explanation.reasons.push(text);
+        }
+    }
+
+    /// Of each kind of bundle, how many nodes have room for one now. Answers with all of those nodes.
+    fn explain_kinds(&self, group: &Group, explanation: &mut Explanation) -> BTreeSet<NodeId> {
         let mut kinds: BTreeMap<String, (Vec<usize>, usize)> = BTreeMap::new();
-        let mut with_room = std::collections::BTreeSet::new();
+        let mut with_room = BTreeSet::new();
         for index in group.missing() {
             let bundle = &group.spec.bundles[index];
             let shape = Shape {
@@ -81,53 +114,7 @@ impl State {
                 count => format!("{count} bundles of {kind}: {room} of {nodes} nodes have room for one"),
             });
         }
-        use wingbeat_core::spec::PlacementStrategy::{Pack, Spread, StrictPack, StrictSpread};
-        match group.spec.strategy {
-            _ if group.missing().count() == 1 => {}
-            StrictPack => explanation.reasons.push("all of them must fit on one node together".into()),
-            StrictSpread => {
-                let text = format!("each needs a node of its own, and {} nodes have room for any", with_room.len());
-                explanation.reasons.push(text);
-            }
-            Pack | Spread => explanation.reasons.push("they do not all fit at the same time".into()),
-        }
-        let kept = self.reservations.nodes_of(waiter);
-        if !kept.is_empty() {
-            let kept = kept.into_iter().map(|node| self.node_title(node)).collect();
-            let kept = first_of(kept, "nodes").join(", ");
-            explanation.reasons.push(format!("room is kept for it on {kept}, until what runs there is done"));
-        }
-        let missing = |node: &&Node| !with_room.contains(&node.info.id) || group.spec.strategy == StrictPack;
-        let nodes: Vec<&Node> = self.nodes.iter().filter(missing).collect();
-        // What one more node must have for all of it to fit, whatever else there is.
-        let mut needed = Shape::default();
-        let apart = group.spec.strategy == StrictSpread;
-        let mut labels = None;
-        for index in group.missing() {
-            let bundle = &group.spec.bundles[index];
-            for (name, amount) in bundle.resources.iter() {
-                let so_far = needed.resources.get(name);
-                let amount = if apart { so_far.max(amount) } else { so_far + amount };
-                needed.resources.set(name, amount);
-            }
-            needed.gpu_memory = needed.gpu_memory.max(bundle.gpu_memory);
-            labels = Some(match labels {
-                Some(others) if others != bundle.labels => Vec::new(),
-                _ => bundle.labels.clone(),
-            });
-        }
-        needed.labels = labels.unwrap_or_default();
-        self.explain_nodes(waiter, &needed, &nodes, &mut explanation);
-        explanation.holders = self.holders(&nodes, &scarce_of(&needed));
-        if !explanation.holders.is_empty() {
-            explanation.help.push("wait for one of the holders, or end it".into());
-        }
-        let short = group.missing().count().saturating_sub(with_room.len()).max(1);
-        explanation.help.push(match short {
-            count if apart && count > 1 => format!("add {count} nodes, each with {}", node_for(&needed)),
-            _ => format!("add a node with {}", node_for(&needed)),
-        });
-        Some(explanation)
+        with_room
     }
 
     pub(super) fn explain_bundle(
@@ -169,5 +156,59 @@ impl State {
             explanation.holders.extend(first_of(holders, "holders"));
         }
         explanation.help.push("wait for what runs in the bundle, or make the group larger".into());
+    }
+}
+
+/// Why room for each bundle is not enough, where nodes have room for any of them.
+fn strategy_says(group: &Group, with_room: usize) -> Option<String> {
+    if group.missing().count() == 1 {
+        return None;
+    }
+    Some(match group.spec.strategy {
+        StrictPack => "all of them must fit on one node together".into(),
+        StrictSpread => format!("each needs a node of its own, and {with_room} nodes have room for any"),
+        Pack | Spread => "they do not all fit at the same time".into(),
+    })
+}
+
+/// What one more node must have for all of these bundles to fit, whatever else there is; or, where they are to be apart, for any of them.
+fn needed<'a>(bundles: impl Iterator<Item = &'a BundleSpec>, apart: bool) -> Shape {
+    let mut needed = Shape::default();
+    let mut labels = None;
+    for bundle in bundles {
+        for (name, amount) in bundle.resources.iter() {
+            let so_far = needed.resources.get(name);
+            let amount = if apart { so_far.max(amount) } else { so_far + amount };
+            needed.resources.set(name, amount);
+        }
+        needed.gpu_memory = needed.gpu_memory.max(bundle.gpu_memory);
+        labels = Some(match labels {
+            Some(others) if others != bundle.labels => Vec::new(),
+            _ => bundle.labels.clone(),
+        });
+    }
+    needed.labels = labels.unwrap_or_default();
+    needed
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::{Amount, ResourceSet};
+
+    use super::*;
+
+    #[test]
+    fn one_more_node_needs_the_sum_of_the_bundles_or_the_largest_where_they_are_apart() {
+        let bundle = |cpus, labels: &[&str]| BundleSpec {
+            resources: ResourceSet::cpus(Amount::whole(cpus)),
+            labels: labels.iter().map(|rules| rules.parse().unwrap()).collect(),
+            ..BundleSpec::default()
+        };
+        let alike = [bundle(1, &["zone=a"]), bundle(2, &["zone=a"])];
+        let together = needed(alike.iter(), false);
+        assert_eq!(together.resources, ResourceSet::cpus(Amount::whole(3)));
+        assert_eq!(together.labels, alike[0].labels);
+        assert_eq!(needed(alike.iter(), true).resources, ResourceSet::cpus(Amount::whole(2)));
+        assert!(needed([bundle(1, &["zone=a"]), bundle(1, &["zone=b"])].iter(), false).labels.is_empty());
     }
 }
