@@ -1,6 +1,10 @@
 //! What runs on a node that comes back.
 
-use wingbeat_core::{LeaseId, NodeId, PlacementGroupId, ProcessId, TaskId};
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorSpec, Address};
+use wingbeat_core::{Amount, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, Running, RunningLease, WorkerDeath};
 
 use super::claims::DROPPED;
@@ -55,20 +59,7 @@ impl State {
         if self.leases.leases.contains_key(&id) {
             return;
         }
-        let is_there = |(group, index): &(PlacementGroupId, u32)| {
-            let placed = self.groups.get(*group).and_then(|group| group.placed.get(*index as usize)?.as_ref());
-            placed.is_some_and(|placed| placed.taken.node == node)
-        };
-        let is_lost = bundle.is_some_and(|bundle| !is_there(&bundle));
-        let bundle = bundle.filter(is_there);
-        let taken = Taken { node, bundle, resources, devices: gpus };
-        match bundle {
-            None => {
-                self.nodes.change(node, |node| node.pool.take_exactly(&taken.resources, &taken.devices));
-                self.charge(job, &taken.resources);
-            }
-            Some((group, index)) => self.groups.take_exactly(group, index, &taken.resources, &taken.devices),
-        }
+        let (taken, is_lost) = self.adopt_place(node, job, bundle, resources, gpus);
         let outlives = matches!(&holder, LeaseHolder::Actor(spec, ..) if spec.detached);
         let has_job = self.jobs.get(&job).is_some_and(|job| !job.is_over || outlives);
         let may_go_on = has_job && !is_ending && !is_lost;
@@ -102,43 +93,84 @@ impl State {
             return self.end_lease(id, Some("the head that was started again has no place for it".into()));
         }
         match holder {
-            LeaseHolder::Tasks(owner, _) => {
-                if self.recovering.as_mut().is_none_or(|recovering| recovering.abandoned.remove(&id)) {
-                    // Or its owner has said what it has to a head that could not know of this.
-                    self.end_lease(id, Some(ABANDONED.into()));
-                } else if self.is_claimed_by_nobody(owner, id) {
-                    // It was returned, or the news of it was lost. Its process may own what others need.
-                    self.end_lease(id, None);
-                }
-            }
+            LeaseHolder::Tasks(owner, _) => self.adopt_tasks(owner, id),
             LeaseHolder::Actor(spec, incarnation, moves) => {
                 if self.is_stale(&spec, incarnation) {
                     self.has_earlier_life(spec.id, id);
-                    return self.end_lease(
-                        id,
-                        Some("this life of its actor was over before the head was started again".into()),
-                    );
+                    let why = "this life of its actor was over before the head was started again";
+                    return self.end_lease(id, Some(why.into()));
                 }
-                let absent = self.recovering.as_mut().and_then(|recovering| recovering.actors.remove(&spec.id));
-                let terminated = terminated.or(absent.and_then(|absent| absent.ends));
-                let is_up = matches!(started, Some(Ok(())));
-                if !self.adopt_actor((&spec, incarnation, moves), id, node, worker, is_up) {
-                    self.next_life_waits_for(spec.id, Some(id));
-                    self.end_lease(id, Some("another life of its actor is known".into()));
-                } else if let Some(Err(error)) = started {
-                    self.actor_started(spec.id, incarnation, Err(error));
-                }
-                match self.is_to_end(spec.id).or_else(|| terminated.map(ToEnd::Terminate)) {
-                    Some(ToEnd::Kill) => self.kill_actor(spec.id, false),
-                    Some(ToEnd::Terminate(by)) => self.terminate_actor(spec.id, by),
-                    None => {}
-                }
-                if self.is_held_by_nobody(&spec) {
-                    self.terminate_actor(spec.id, DROPPED.into());
-                }
-                self.heard_of(spec.id);
+                self.adopt_life((&spec, incarnation, moves), id, node, worker, started, terminated);
             }
         }
+    }
+
+    /// Takes what a lease has, where it is. Whether its bundle is not there any more.
+    fn adopt_place(
+        &mut self,
+        node: NodeId,
+        job: JobId,
+        bundle: Option<(PlacementGroupId, u32)>,
+        resources: ResourceSet,
+        devices: Vec<(u32, Amount)>,
+    ) -> (Taken, bool) {
+        let is_there = |(group, index): &(PlacementGroupId, u32)| {
+            let placed = self.groups.get(*group).and_then(|group| group.placed.get(*index as usize)?.as_ref());
+            placed.is_some_and(|placed| placed.taken.node == node)
+        };
+        let is_lost = bundle.is_some_and(|bundle| !is_there(&bundle));
+        let bundle = bundle.filter(is_there);
+        let taken = Taken { node, bundle, resources, devices };
+        match bundle {
+            None => {
+                self.nodes.change(node, |node| node.pool.take_exactly(&taken.resources, &taken.devices));
+                self.charge(job, &taken.resources);
+            }
+            Some((group, index)) => self.groups.take_exactly(group, index, &taken.resources, &taken.devices),
+        }
+        (taken, is_lost)
+    }
+
+    /// Ends a lease that its owner does not have any more.
+    fn adopt_tasks(&mut self, owner: ProcessId, lease: LeaseId) {
+        if self.recovering.as_mut().is_none_or(|recovering| recovering.abandoned.remove(&lease)) {
+            // Or its owner has said what it has to a head that could not know of this.
+            self.end_lease(lease, Some(ABANDONED.into()));
+        } else if self.is_claimed_by_nobody(owner, lease) {
+            // It was returned, or the news of it was lost. Its process may own what others need.
+            self.end_lease(lease, None);
+        }
+    }
+
+    /// An actor has come back in this life.
+    fn adopt_life(
+        &mut self,
+        (spec, incarnation, moves): (&Arc<ActorSpec>, Incarnation, u32),
+        lease: LeaseId,
+        node: NodeId,
+        worker: Option<(Address, u32)>,
+        started: Option<Result<(), Error>>,
+        terminated: Option<String>,
+    ) {
+        let id = spec.id;
+        let absent = self.recovering.as_mut().and_then(|recovering| recovering.actors.remove(&id));
+        let terminated = terminated.or(absent.and_then(|absent| absent.ends));
+        let is_up = matches!(started, Some(Ok(())));
+        if !self.adopt_actor((spec, incarnation, moves), lease, node, worker, is_up) {
+            self.next_life_waits_for(id, Some(lease));
+            self.end_lease(lease, Some("another life of its actor is known".into()));
+        } else if let Some(Err(error)) = started {
+            self.actor_started(id, incarnation, Err(error));
+        }
+        match self.is_to_end(id).or_else(|| terminated.map(ToEnd::Terminate)) {
+            Some(ToEnd::Kill) => self.kill_actor(id, false),
+            Some(ToEnd::Terminate(by)) => self.terminate_actor(id, by),
+            None => {}
+        }
+        if self.is_held_by_nobody(spec) {
+            self.terminate_actor(id, DROPPED.into());
+        }
+        self.heard_of(id);
     }
 
     /// Somebody waits, or goes on, under a lease that its node has not reported yet.
