@@ -106,6 +106,23 @@ impl Shape {
         Shape { resources, ..Shape::default() }
     }
 
+    /// The node on which it must be; none where others will do, too.
+    pub fn required_node(&self) -> Option<NodeId> {
+        match self.strategy {
+            Strategy::Node { node, soft: false } => Some(node),
+            Strategy::Node { soft: true, .. } | Strategy::Bundle { .. } => None,
+            Strategy::Default | Strategy::Spread | Strategy::BestFit => None,
+        }
+    }
+
+    /// The placement group in which it must be, and in which of its bundles, if that is said.
+    pub fn bundle(&self) -> Option<(PlacementGroupId, Option<u32>)> {
+        match self.strategy {
+            Strategy::Bundle { group, index } => Some((group, index)),
+            Strategy::Default | Strategy::Spread | Strategy::Node { .. } | Strategy::BestFit => None,
+        }
+    }
+
     /// Checks what nobody may ask for.
     ///
     /// # Errors

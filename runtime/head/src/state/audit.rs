@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::resources::GPU;
-use wingbeat_core::spec::Strategy;
 use wingbeat_core::{Amount, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 
 use super::facts::Fact;
@@ -159,13 +158,8 @@ impl State {
     /// Nobody waits for a group that is gone.
     fn audit_waiters(&self) -> Result<(), String> {
         for waiter in self.queue.waiters() {
-            let shape = match waiter {
-                Waiter::Tasks(_, shape) => Some(shape),
-                Waiter::Actor(actor) => self.actors.shape_of(actor),
-                Waiter::Group(_) => None,
-            };
-            if let Some(shape) = shape.and_then(|shape| self.shapes.get(shape))
-                && let Strategy::Bundle { group, .. } = shape.strategy
+            let shape = self.shape_of(waiter).and_then(|shape| self.shapes.get(shape));
+            if let Some((group, _)) = shape.and_then(|shape| shape.bundle())
                 && self.groups.get(group).is_none()
                 && !self.may_be_told_of_group(group)
             {
@@ -216,22 +210,17 @@ impl State {
                 return None;
             }
             let standing = self.queue.standing(waiter);
-            let shape = match waiter {
-                Waiter::Tasks(_, shape) => self.shapes.get(shape)?,
-                Waiter::Actor(actor) => self.shapes.get(self.actors.shape_of(actor)?)?,
-                Waiter::Group(group) => return self.group_overlooked(group),
-            };
-            if let Strategy::Bundle { group, index } = shape.strategy {
+            if let Waiter::Group(group) = waiter {
+                return self.group_overlooked(group);
+            }
+            let shape = self.shapes.get(self.shape_of(waiter)?)?;
+            if let Some((group, index)) = shape.bundle() {
                 let (index, _) = self.groups.find(group, index, shape, &self.nodes)?;
                 return Some(format!("{waiter:?} waits, and bundle {index} of {group} has room"));
             }
             let requirements = requirements_of(shape);
             let fits = |node: &&Node| {
-                let allowed = match shape.strategy {
-                    Strategy::Node { node: wanted, soft: false } => wanted == node.info.id,
-                    _ => true,
-                };
-                allowed
+                node.may_serve(shape)
                     && requirements.iter().any(|asked| node.cost_of(asked).is_some())
                     && !self.is_kept_for_another(node, waiter)
             };

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use wingbeat_core::spec::{Shape, Strategy};
+use wingbeat_core::spec::Shape;
 use wingbeat_core::{Amount, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
 use wingbeat_net::messages::HeadEvent;
 
@@ -256,7 +256,7 @@ impl State {
 
     /// Recalls what makes room for one lease of a shape. Says whether there is or will be such room.
     fn help(&mut self, waiter: Waiter, claim: Claim, id: ShapeId, shape: &Arc<Shape>, planned: &mut Planned) -> bool {
-        if let Strategy::Bundle { group, index } = shape.strategy {
+        if let Some((group, index)) = shape.bundle() {
             self.help_in_bundle(waiter, claim, group, index, &shape.resources);
             return false;
         }
@@ -273,12 +273,8 @@ impl State {
 
     /// Whether a node could serve a shape if nothing were on it.
     pub(super) fn is_candidate(&self, node: &Node, requirements: &[RequirementId], shape: &Shape) -> bool {
-        let allowed = match &shape.strategy {
-            Strategy::Node { node: wanted, soft: false } => node.info.id == *wanted,
-            _ => true,
-        };
         let could = |id: &RequirementId| self.nodes.index.requirement(*id).is_some_and(|asked| node.could_hold(asked));
-        allowed && node.takes_more() && requirements.iter().any(could)
+        node.may_serve(shape) && node.takes_more() && requirements.iter().any(could)
     }
 
     /// The node on which the fewest recalls make room, and these.

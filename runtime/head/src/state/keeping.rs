@@ -10,7 +10,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use wingbeat_core::resources::GPU;
-use wingbeat_core::spec::Strategy;
 use wingbeat_core::{Amount, NodeId, PlacementGroupId, ResourceSet};
 
 use super::fairness::{Claim, LOOKED_AT, Planned, Reservation};
@@ -126,15 +125,13 @@ impl State {
     /// Where room can be made for somebody who has had nothing since `since`, and how much of it on each node.
     fn places_to_keep(&mut self, waiter: Waiter, since: Millis) -> Vec<(NodeId, ResourceSet)> {
         let Some(standing) = self.queue.standing(waiter) else { return Vec::new() };
-        let shape = match waiter {
-            Waiter::Group(id) => return self.places_for_gang(id, standing, since),
-            Waiter::Tasks(_, shape) => Some(shape),
-            Waiter::Actor(actor) => self.actors.shape_of(actor),
-        };
-        let Some((id, shape)) = shape.and_then(|id| Some((id, self.shapes.get(id)?.clone()))) else {
+        if let Waiter::Group(id) = waiter {
+            return self.places_for_gang(id, standing, since);
+        }
+        let Some((id, shape)) = self.shape_of(waiter).and_then(|id| Some((id, self.shapes.get(id)?.clone()))) else {
             return Vec::new();
         };
-        if matches!(shape.strategy, Strategy::Bundle { .. }) {
+        if shape.bundle().is_some() {
             return Vec::new();
         }
         let requirements = self.shapes.requirements(id);

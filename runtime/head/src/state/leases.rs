@@ -92,7 +92,7 @@ impl State {
             Some(asker) => asker,
             None if wanted == 0 => return,
             None => {
-                let is_in_group = matches!(shape.strategy, Strategy::Bundle { .. });
+                let is_in_group = shape.bundle().is_some();
                 let asker = (process, self.shapes.add(shape, &mut self.nodes));
                 self.new_demand(asker, is_in_group);
                 asker
@@ -116,7 +116,7 @@ impl State {
 
     /// A lease of tasks that the node has served already.
     pub(super) fn adopt_demand(&mut self, owner: ProcessId, shape: Shape, lease: LeaseId) -> ShapeId {
-        let is_in_group = matches!(shape.strategy, Strategy::Bundle { .. });
+        let is_in_group = shape.bundle().is_some();
         let known = self.shapes.id_of(&shape).filter(|id| self.leases.demands.contains_key(&(owner, *id)));
         let id = match known {
             Some(id) => id,
@@ -496,7 +496,7 @@ impl State {
     /// or later waits for another such node.
     pub(super) fn shape_infeasible(&mut self, id: ShapeId, what: String, since: Millis) -> Option<Error> {
         let shape = self.shapes.get(id)?.clone();
-        if let Strategy::Bundle { group, index } = shape.strategy {
+        if let Some((group, index)) = shape.bundle() {
             if self.may_be_told_of_group(group) {
                 return None;
             }
@@ -506,20 +506,19 @@ impl State {
             return None;
         }
         // No node ever comes back under its id, however long one waits.
-        let is_on_none = |node| self.nodes.get(node).is_none();
-        let must_be_on_none = matches!(shape.strategy, Strategy::Node { node, soft: false } if is_on_none(node));
+        let must_be_on = shape.required_node();
+        let must_be_on_none = must_be_on.is_some_and(|node| self.nodes.get(node).is_none());
         if !must_be_on_none && (self.nodes.offer_nothing() || shape.patient) {
             return None;
         }
-        let possible = match &shape.strategy {
-            Strategy::Node { soft: false, .. } => 0,
-            _ => self.shapes.requirements(id).iter().map(|id| self.nodes.possible(*id)).sum::<usize>(),
+        let possible = match must_be_on {
+            Some(_) => 0,
+            None => self.shapes.requirements(id).iter().map(|id| self.nodes.possible(*id)).sum::<usize>(),
         };
         if possible > 0 {
             return None;
         }
-        let must_be_on = matches!(shape.strategy, Strategy::Node { soft: false, .. });
-        if !must_be_on && self.nodes.former(&shape, since).is_some() {
+        if must_be_on.is_none() && self.nodes.former(&shape, since).is_some() {
             return None;
         }
         let nearest = self.nodes.infeasible(&shape)?;

@@ -302,17 +302,11 @@ impl Nodes {
 
     /// The nearest node to one that could hold `shape`, and what it lacks. None if one could.
     pub(super) fn infeasible(&self, shape: &Shape) -> Option<String> {
-        if let Strategy::Node { node, soft: false } = &shape.strategy
-            && self.get(*node).is_none()
-        {
+        if let Some(node) = shape.required_node().filter(|node| self.get(*node).is_none()) {
             return Some(format!("{node}, where it must be, is not there"));
         }
-        let eligible = |node: &&Node| match &shape.strategy {
-            Strategy::Node { node: wanted, soft: false } => node.info.id == *wanted,
-            _ => true,
-        };
         let requirements = requirements_of(shape);
-        let nodes = self.iter().filter(eligible);
+        let nodes = self.iter().filter(|node| node.may_serve(shape));
         let gaps = nodes.flat_map(|node| requirements.iter().map(move |requirement| (node.gap(requirement), node)));
         let ((count, _, lack), node) = gaps.min_by_key(|((count, gap, _), node)| (*count, *gap, node.info.id))?;
         (count > 0).then(|| format!("the nearest node {} ({}) {lack}", node.info.hostname, node.info.id))
@@ -325,6 +319,11 @@ const TIER: u32 = 32;
 const WASTES_DEVICES: Cost = 1 << 63;
 
 impl Node {
+    /// Whether a shape may be here, as far as it names a node.
+    pub(super) fn may_serve(&self, shape: &Shape) -> bool {
+        shape.required_node().is_none_or(|node| node == self.info.id)
+    }
+
     fn of(info: NodeInfo, version: u64) -> Node {
         Node {
             pool: Pool::of_node(&info.resources),

@@ -104,7 +104,7 @@ impl State {
         job: JobId,
     ) -> Result<Taken, Attempt> {
         let near = self.jobs.get(&job).map(|job| job.spec.driver.machine);
-        let is_in_group = matches!(self.shapes.get(shape).map(|shape| &shape.strategy), Some(Strategy::Bundle { .. }));
+        let is_in_group = self.shapes.get(shape).is_some_and(|shape| shape.bundle().is_some());
         let namespace = if is_in_group { None } else { self.namespace_of(job) };
         let mut quota = None;
         if let Some(namespace) = namespace {
@@ -139,7 +139,7 @@ impl State {
         allowed: impl Fn(&Node) -> bool,
     ) -> Option<Site> {
         let shape = self.shapes.get(id)?.clone();
-        if let Strategy::Bundle { group, index } = shape.strategy {
+        if let Some((group, index)) = shape.bundle() {
             let (index, node) = self.groups.find(group, index, &shape, &self.nodes)?;
             return Some(Site::Bundle(group, index, node));
         }
@@ -256,14 +256,21 @@ impl State {
         }
     }
 
-    /// Whether no node could hold it now.
-    fn is_infeasible(&mut self, waiter: Waiter) -> bool {
-        let shape = match waiter {
+    /// What somebody asks for; none for a placement group, which asks for several.
+    pub(super) fn shape_of(&self, waiter: Waiter) -> Option<ShapeId> {
+        match waiter {
             Waiter::Tasks(_, shape) => Some(shape),
             Waiter::Actor(actor) => self.actors.shape_of(actor),
-            Waiter::Group(group) => return self.group_infeasible(group).is_some(),
-        };
-        shape.is_some_and(|shape| self.shape_infeasible(shape, String::new(), Millis::MAX).is_some())
+            Waiter::Group(_) => None,
+        }
+    }
+
+    /// Whether no node could hold it now.
+    fn is_infeasible(&mut self, waiter: Waiter) -> bool {
+        if let Waiter::Group(group) = waiter {
+            return self.group_infeasible(group).is_some();
+        }
+        self.shape_of(waiter).is_some_and(|shape| self.shape_infeasible(shape, String::new(), Millis::MAX).is_some())
     }
 
     /// The error of somebody who asks for more than the quota of its namespace could ever allow.
@@ -272,13 +279,12 @@ impl State {
             Waiter::Tasks(process, shape) => {
                 let name = self.leases.demands.get(&(process, shape))?.name.clone();
                 let namespace = self.namespace_of(self.job_of(process)?)?;
-                let shape =
-                    self.shapes.get(shape).filter(|shape| !matches!(shape.strategy, Strategy::Bundle { .. }))?;
+                let shape = self.shapes.get(shape).filter(|shape| shape.bundle().is_none())?;
                 (name, self.least_amounts(&shape.resources, shape.gpu_memory), namespace)
             }
             Waiter::Actor(actor) => {
                 let spec = self.actors.spec(actor)?;
-                if matches!(spec.placement.strategy, Strategy::Bundle { .. }) {
+                if spec.placement.bundle().is_some() {
                     return None;
                 }
                 let namespace = self.namespace_of(spec.job)?;
@@ -408,9 +414,7 @@ impl State {
 /// Whether the node in this place has room for the shape now.
 fn could_use(nodes: &Nodes, shapes: &Shapes, id: ShapeId, slot: Slot) -> bool {
     let (Some(shape), Some(node)) = (shapes.get(id), nodes.at(slot)) else { return false };
-    if let Strategy::Node { node: wanted, soft: false } = shape.strategy
-        && wanted != node.info.id
-    {
+    if !node.may_serve(shape) {
         return false;
     }
     let mut requirements = shapes.requirements(id).iter().filter_map(|id| nodes.index.requirement(*id));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use wingbeat_core::PlacementGroupId;
-use wingbeat_core::spec::{Shape, Strategy};
+use wingbeat_core::spec::Shape;
 
 use super::index::RequirementId;
 use super::nodes::{Nodes, requirements_of};
@@ -44,12 +44,12 @@ impl Shapes {
         }
         let id = ShapeId(self.next);
         self.next += 1;
-        let requirements = match &shape.strategy {
-            Strategy::Bundle { group, .. } => {
-                self.in_groups.entry(*group).or_default().insert(id);
+        let requirements = match shape.bundle() {
+            Some((group, _)) => {
+                self.in_groups.entry(group).or_default().insert(id);
                 Vec::new()
             }
-            _ => requirements_of(&shape).into_iter().map(|requirement| nodes.index.add(requirement)).collect(),
+            None => requirements_of(&shape).into_iter().map(|requirement| nodes.index.add(requirement)).collect(),
         };
         let shape = Arc::new(shape);
         self.ids.insert(shape.clone(), id);
@@ -72,7 +72,7 @@ impl Shapes {
         for requirement in known.requirements {
             nodes.index.remove(requirement);
         }
-        if let Strategy::Bundle { group, .. } = known.shape.strategy
+        if let Some((group, _)) = known.shape.bundle()
             && let Some(shapes) = self.in_groups.get_mut(&group)
         {
             shapes.remove(&id);
@@ -93,9 +93,9 @@ impl Shapes {
 
     /// The class of those of a job who wait for a shape.
     pub(super) fn class_of(&self, id: ShapeId, job: Account) -> Class {
-        match self.get(id).map(|shape| &shape.strategy) {
-            Some(Strategy::Bundle { .. }) => Class::InGroup(id, job),
-            _ => Class::Shape(id, job),
+        match self.get(id).and_then(|shape| shape.bundle()) {
+            Some(_) => Class::InGroup(id, job),
+            None => Class::Shape(id, job),
         }
     }
 

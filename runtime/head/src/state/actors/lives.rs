@@ -383,8 +383,7 @@ impl State {
 
     /// Actors of a placement group that is gone.
     pub(in crate::state) fn actors_of_group_end(&mut self, group: PlacementGroupId, gone: impl Fn(String) -> Error) {
-        let inside =
-            |spec: &ActorSpec| matches!(spec.placement.strategy, Strategy::Bundle { group: of, .. } if of == group);
+        let inside = |spec: &ActorSpec| spec.placement.bundle().is_some_and(|(of, _)| of == group);
         let leases = self.groups.nodes_of(group);
         let on_nodes = leases.iter().filter_map(|node| self.nodes.get(*node)).flat_map(|node| node.leases.iter());
         let alive = on_nodes.filter_map(|lease| match self.leases.leases.get(lease)?.holder {

@@ -6,7 +6,7 @@
 //!
 //! The line of `wingbeat status` for somebody who waits is made of the same reasons as the lines of `wingbeat why`.
 
-use wingbeat_core::spec::{Shape, Strategy};
+use wingbeat_core::spec::Shape;
 use wingbeat_core::{PlacementGroupId, ProcessId};
 use wingbeat_net::messages::{Explanation, Subject};
 
@@ -95,12 +95,12 @@ impl State {
     pub(super) fn shape_in_short(&self, waiter: Waiter, shape: ShapeId) -> String {
         let Some(shape) = self.shapes.get(shape) else { return String::new() };
         let mut explanation = Explanation::default();
-        match shape.strategy {
-            Strategy::Bundle { group, index } => {
+        match shape.bundle() {
+            Some((group, index)) => {
                 explanation.reasons.push(format!("asks for {shape}"));
                 self.explain_bundle(group, index, shape, &mut explanation);
             }
-            _ => drop(self.explain_places(waiter, shape, &mut explanation)),
+            None => drop(self.explain_places(waiter, shape, &mut explanation)),
         }
         explanation.reasons.join("; ")
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use wingbeat_core::resources::GPU;
-use wingbeat_core::spec::{Shape, Strategy};
+use wingbeat_core::spec::Shape;
 use wingbeat_core::{Amount, ResourceSet};
 use wingbeat_net::messages::Explanation;
 
@@ -58,15 +58,12 @@ impl State {
             explanation.reasons.insert(0, format!("asks for {shape}"));
             return;
         }
-        if let Strategy::Bundle { group, index } = shape.strategy {
+        if let Some((group, index)) = shape.bundle() {
             explanation.reasons.push(format!("asks for {shape}"));
             return self.explain_bundle(group, index, shape, explanation);
         }
         let nodes = self.explain_places(waiter, shape, explanation);
-        let must_be_on = match &shape.strategy {
-            Strategy::Node { node, soft: false } => Some(*node),
-            _ => None,
-        };
+        let must_be_on = shape.required_node();
         if nodes.is_empty() {
             let help = match must_be_on.filter(|_| !self.nodes.offer_nothing()) {
                 Some(_) => "ask for another node, or softly for this one",
@@ -105,9 +102,9 @@ impl State {
         if self.nodes.offer_nothing() {
             explanation.reasons.push("no node is there".into());
         }
-        let nodes: Vec<&Node> = match &shape.strategy {
-            Strategy::Node { node, soft: false } => {
-                let node = self.nodes.get(*node).ok_or(*node);
+        let nodes: Vec<&Node> = match shape.required_node() {
+            Some(node) => {
+                let node = self.nodes.get(node).ok_or(node);
                 if let Err(id) = node
                     && !self.nodes.offer_nothing()
                 {
@@ -115,7 +112,7 @@ impl State {
                 }
                 node.into_iter().collect()
             }
-            _ => self.nodes.iter().filter(|node| !node.info.resources.is_empty()).collect(),
+            None => self.nodes.iter().filter(|node| !node.info.resources.is_empty()).collect(),
         };
         self.explain_nodes(waiter, shape, &nodes, explanation);
         let requirements = requirements_of(shape);
@@ -138,25 +135,18 @@ impl State {
         let mut competes: BTreeMap<ShapeId, bool> = BTreeMap::new();
         let others = self.queue.served_before(waiter);
         let counted = others.filter(|other| {
-            let id = match other {
-                Waiter::Tasks(_, shape) => Some(*shape),
-                Waiter::Actor(actor) => self.actors.shape_of(*actor),
-                Waiter::Group(group) => {
-                    let asked = self.groups.asked(*group);
-                    return asked.is_some_and(|(_, sum)| sum.iter().any(|(name, _)| !mine.get(name).is_zero()));
-                }
-            };
-            id.is_some_and(|id| {
+            if let Waiter::Group(group) = other {
+                let asked = self.groups.asked(*group);
+                return asked.is_some_and(|(_, sum)| sum.iter().any(|(name, _)| !mine.get(name).is_zero()));
+            }
+            self.shape_of(*other).is_some_and(|id| {
                 *competes.entry(id).or_insert_with(|| {
                     let Some(other) = self.shapes.get(id) else { return false };
                     let shares = scarce_of(other).iter().any(|(name, _)| !mine.get(name).is_zero());
                     let requirements = requirements_of(other);
-                    let could = |node: &&Node| match other.strategy {
-                        Strategy::Bundle { .. } => false,
-                        Strategy::Node { node: wanted, soft: false } if wanted != node.info.id => false,
-                        _ => requirements.iter().any(|asked| node.could_hold(asked)),
-                    };
-                    shares && nodes.iter().any(could)
+                    let could =
+                        |node: &&Node| node.may_serve(other) && requirements.iter().any(|asked| node.could_hold(asked));
+                    shares && other.bundle().is_none() && nodes.iter().any(could)
                 })
             })
         });
