@@ -383,6 +383,13 @@ pub struct ActorSpec {
     pub owner: Address,
 }
 
+impl ActorSpec {
+    /// Whether it is written down, and lives again under the next head: others than its creator may find it or wait for it.
+    pub fn is_kept(&self) -> bool {
+        self.detached || self.name.is_some()
+    }
+}
+
 /// What a process needs to know to use an actor that somebody else made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ActorInfo {

@@ -190,7 +190,7 @@ impl wingbeat_net::services::Head for Service {
         // Whoever detaches it may end at once; its program stays as long as the actor.
         let kept = if spec.detached { self.shell.keep_program(self.process, spec.job).await? } else { None };
         let has_program = kept.is_some();
-        let (id, is_kept, named) = (spec.id, spec.detached || spec.name.is_some(), spec.clone());
+        let (id, is_kept, named) = (spec.id, spec.is_kept(), spec.clone());
         // An actor that is there is not written again: it may be in a later life.
         let fact = |state: &State| {
             let is_new = is_kept && state.is_new_actor(&named);

@@ -168,7 +168,7 @@ impl State {
     /// Named and detached actors are found again after the head was started again.
     fn record_actor(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
-        if actor.spec.detached || actor.spec.name.is_some() {
+        if actor.spec.is_kept() {
             let fact = actor.fact();
             self.record(fact);
         }
@@ -499,7 +499,7 @@ impl State {
         {
             self.actors.actors.remove(&oldest);
         }
-        if spec.detached || spec.name.is_some() {
+        if spec.is_kept() {
             self.record(Fact::ActorGone(id));
         }
         if spec.detached {
@@ -615,22 +615,23 @@ impl State {
     /// The creator of these actors is gone.
     pub(in crate::state) fn actors_orphaned_by(&mut self, process: ProcessId) {
         let orphans = self.actors.by_owner.get(&process).cloned().unwrap_or_default();
-        self.end_actors(orphans, |_| Error::ActorEnded { by: format!("the end of its creator, {process}") });
+        self.end_actors(orphans, &format!("the end of its creator, {process}"), "its actor's creator is gone");
     }
 
     pub(in crate::state) fn actors_of_job_end(&mut self, job: JobId) {
         let mut mine = self.actors.by_job.get(&job).cloned().unwrap_or_default();
         mine.retain(|id| self.actors.spec(*id).is_some_and(|spec| !spec.detached));
-        self.end_actors(mine, |_| Error::ActorEnded { by: "the end of its job".into() });
+        self.end_actors(mine, "the end of its job", "its actor's job has ended");
     }
 
-    fn end_actors(&mut self, which: BTreeSet<ActorId>, cause: impl Fn(&ActorSpec) -> Error) {
+    /// Ends these actors by something, and their leases for that reason.
+    fn end_actors(&mut self, which: BTreeSet<ActorId>, by: &str, why: &str) {
         for id in which {
             let Some(actor) = self.actors.actors.get(&id) else { continue };
-            let (cause, lease) = (cause(&actor.spec), actor.lease());
-            self.bury_actor(id, cause);
+            let lease = actor.lease();
+            self.bury_actor(id, Error::ActorEnded { by: by.to_owned() });
             if let Some(lease) = lease {
-                self.end_lease(lease, Some("its actor's creator is gone".into()));
+                self.end_lease(lease, Some(why.to_owned()));
             }
         }
     }

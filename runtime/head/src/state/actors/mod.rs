@@ -234,7 +234,7 @@ impl Actors {
     /// What must be written down of them.
     pub(super) fn durable(&self) -> impl Iterator<Item = Fact> {
         let living = self.by_job.values().flatten().filter_map(|id| self.actors.get(id));
-        let kept = living.filter(|actor| actor.spec.detached || actor.spec.name.is_some());
+        let kept = living.filter(|actor| actor.spec.is_kept());
         kept.map(Actor::fact)
     }
 

@@ -36,10 +36,6 @@ impl Absent {
     }
 }
 
-pub(super) fn is_kept(spec: &ActorSpec) -> bool {
-    spec.detached || spec.name.is_some()
-}
-
 /// What was said of actors of which a head that was started again knows nothing else. Whoever made one may be waited for by nobody,
 /// and say what it was when the rest has gone on already.
 pub(in crate::state) struct Unheard {
@@ -80,7 +76,7 @@ impl State {
         let Some(recovering) = &self.recovering else { return false };
         match recovering.actors.get(&spec.id) {
             Some(absent) => absent.life.is_some_and(|latest| life < latest),
-            None => recovering.knows_who && is_kept(spec) && !self.actors.knows(spec.id),
+            None => recovering.knows_who && spec.is_kept() && !self.actors.knows(spec.id),
         }
     }
 
@@ -111,7 +107,7 @@ impl State {
         let absent = self.recovering.as_mut().and_then(|recovering| recovering.actors.get_mut(&id));
         let Some(absent) = absent else { return false };
         absent.ends = Some(by.to_owned());
-        if is_kept(&absent.spec) {
+        if absent.spec.is_kept() {
             let fact = absent.fact();
             self.record(fact);
         }
@@ -235,7 +231,7 @@ impl State {
         }
         let Some((watchers, left)) = self.unknow_actor(id) else { return };
         let later = Absent { ends: later.ends.or(left.ends), earlier: left.earlier, ..later };
-        if is_kept(&later.spec) {
+        if later.spec.is_kept() {
             self.record(later.fact());
         }
         if let Some(recovering) = &mut self.recovering {

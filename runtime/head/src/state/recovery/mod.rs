@@ -27,7 +27,6 @@ mod facts;
 
 use absent::AWAY;
 pub(crate) use absent::Absentee;
-use actors::is_kept;
 pub(super) use actors::{Absent, Unheard};
 use claims::Claim;
 
@@ -67,7 +66,7 @@ impl Recovering {
 
     /// What must be remembered of those that may still come back.
     pub(super) fn actors(&self) -> impl Iterator<Item = Fact> {
-        let kept = self.actors.values().filter(|absent| is_kept(&absent.spec));
+        let kept = self.actors.values().filter(|absent| absent.spec.is_kept());
         kept.map(Absent::fact)
     }
 
@@ -96,7 +95,7 @@ impl Recovering {
         self.claims.retain(|by, claim| *by != process || claim.is_complete);
         self.owners.remove(&process);
         // Those that nobody has reported yet end with whoever made them, too.
-        self.actors.retain(|_, absent| is_kept(&absent.spec) || absent.spec.owner.process != process);
+        self.actors.retain(|_, absent| absent.spec.is_kept() || absent.spec.owner.process != process);
     }
 
     /// Whether nobody is missing who is known to have been there, where this says who may be alive.
