@@ -68,7 +68,8 @@ impl ActorRef {
     }
 
     /// Lets the actor finish the calls that this process has made, and those that it has been sent by others, and ends
-    /// it. Later calls fail with [`Error::ActorDied`].
+    /// it: its value is dropped, and its `Drop` runs. Later calls fail with [`Error::ActorDied`]. An actor ends itself with
+    /// [`exit_actor`](crate::exit_actor).
     pub fn terminate(&self) {
         if let Some(session) = self.handle.session() {
             session.terminate(&self.handle);

@@ -60,7 +60,9 @@ pub use options::{CallOptions, TaskOptions};
 pub use placement_group::{Bundle, PlacementGroup, PlacementGroupBuilder, placement_group};
 pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
-pub use running::{cancelled, current_actor, current_attempt, current_node, current_task, gpu_ids, is_cancelled};
+pub use running::{
+    cancelled, current_actor, current_attempt, current_node, current_task, exit_actor, gpu_ids, is_cancelled,
+};
 pub use session::{Scope, Session, SessionGuard};
 pub use stream::ObjectStream;
 pub use wingbeat_core::codec::{Number, Plain};

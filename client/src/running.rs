@@ -1,5 +1,8 @@
 //! What code that runs in a worker process can know of itself.
 
+#[allow(unused_imports, reason = "named in the documentation")]
+use wingbeat_core::error::Error;
+use wingbeat_core::error::Result;
 use wingbeat_core::{ActorId, NodeId, TaskId};
 use wingbeat_process::{Session, context};
 
@@ -78,6 +81,44 @@ pub fn current_node() -> Option<NodeId> {
 /// The actor that this code runs in; see [`current_task`].
 pub fn current_actor() -> Option<ActorId> {
     context::current_actor()
+}
+
+/// Ends the actor that this code runs in, without restart: from inside what [`terminate`](crate::ActorRef::terminate) is from outside.
+///
+/// The call that asks goes on to its end and gives its result, and so do other calls that run. No other call begins: those that wait, and
+/// all later ones, fail with [`Error::ActorDied`]. After the last call the value is dropped, and its `Drop` runs.
+///
+/// ```no_run
+/// struct Batch { left: u64 }
+///
+/// #[wingbeat::actor(max_restarts = 3)]
+/// impl Batch {
+///     fn new(items: u64) -> Self { Batch { left: items } }
+///     fn take(&mut self) -> wingbeat::Result<u64> {
+///         self.left -= 1;
+///         if self.left == 0 {
+///             wingbeat::exit_actor()?;   // its work is done
+///         }
+///         Ok(self.left)
+///     }
+/// }
+///
+/// impl Drop for Batch {
+///     fn drop(&mut self) { println!("closing the files") }
+/// }
+///
+/// # async fn run() -> wingbeat::Result<()> {
+/// let batch = Batch::remote(1);
+/// assert_eq!(batch.take().get().await?, 0);
+/// let error = batch.take().get().await.unwrap_err();   // "… is dead: it was ended by its own call of exit_actor()"
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] outside of an actor.
+pub fn exit_actor() -> Result<()> {
+    context::exit_actor()
 }
 
 /// The devices that were assigned to this worker process, by number on the node.

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -281,6 +282,114 @@ fn a_terminated_actor_finishes_what_it_was_sent() {
     tally.actor().terminate();
     assert!(wingbeat_tests::wait_for_end(pid, std::time::Duration::from_secs(30)));
     assert!(matches!(tally.add(1).get_blocking(), Err(Error::ActorDied { .. })));
+}
+
+/// Writes down its constructors, its calls and its `Drop`.
+struct Diary {
+    path: PathBuf,
+}
+
+impl Diary {
+    fn write(&self, line: &str) {
+        let mut file = std::fs::File::options().append(true).create(true).open(&self.path).unwrap();
+        writeln!(file, "{line}").unwrap();
+    }
+}
+
+impl Drop for Diary {
+    fn drop(&mut self) {
+        self.write(&format!("dropped in an actor: {}", wingbeat::current_actor().is_some()));
+    }
+}
+
+#[wingbeat::actor(max_restarts = 5, max_task_retries = 5)]
+impl Diary {
+    fn new(path: PathBuf, leave: bool) -> wingbeat::Result<Self> {
+        let diary = Diary { path };
+        diary.write("made");
+        if leave {
+            wingbeat::exit_actor()?;
+        }
+        Ok(diary)
+    }
+    fn note(&self, line: String) {
+        self.write(&line);
+    }
+    /// Asks for the end, and goes on until `go` is there.
+    fn leave(&mut self, go: PathBuf) -> wingbeat::Result<u32> {
+        wingbeat::exit_actor()?;
+        self.write("asked");
+        wingbeat_tests::poll(Duration::from_secs(120), || go.exists().then_some(()));
+        self.write("done");
+        Ok(std::process::id())
+    }
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+}
+
+#[wingbeat::remote]
+fn leave_without_an_actor() -> wingbeat::Result<()> {
+    wingbeat::exit_actor()
+}
+
+/// The lines of a diary, once they are so many.
+fn lines(path: &std::path::Path, count: usize) -> Vec<String> {
+    let read = || std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect::<Vec<_>>();
+    wingbeat_tests::poll(Duration::from_secs(120), || Some(read()).filter(|lines| lines.len() >= count))
+        .unwrap_or_else(read)
+}
+
+#[test]
+fn an_actor_that_exits_ends_its_call_begins_no_other_and_is_dropped() {
+    let _local = Local::start(2);
+    let dir = tempfile::tempdir().unwrap();
+    let (path, go) = (dir.path().join("diary"), dir.path().join("go"));
+    let diary = Diary::remote(path.clone(), false);
+    diary.note("first").get_blocking().unwrap();
+    let last = diary.leave(go.clone());
+    let waits = diary.note("waits");
+    assert_eq!(lines(&path, 3), ["made", "first", "asked"]);
+    let late = diary.note("late");
+    std::fs::write(&go, "").unwrap();
+    let pid = last.get_blocking().unwrap();
+    for call in [waits, late, diary.note("later")] {
+        let error = call.get_blocking().unwrap_err();
+        assert!(matches!(error, Error::ActorDied { .. }), "{error}");
+        assert!(error.to_string().ends_with(" is dead: it was ended by its own call of exit_actor()"), "{error}");
+    }
+    assert!(wingbeat_tests::wait_for_end(pid, Duration::from_secs(30)));
+    assert_eq!(lines(&path, 5), ["made", "first", "asked", "done", "dropped in an actor: true"]);
+}
+
+#[test]
+fn a_constructor_may_exit_and_what_is_no_actor_may_not() {
+    let _local = Local::start(2);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("diary");
+    let diary = Diary::remote(path.clone(), true);
+    let error = diary.note("never").get_blocking().unwrap_err();
+    assert!(error.to_string().contains("its own call of exit_actor()"), "{error}");
+    assert_eq!(lines(&path, 2), ["made", "dropped in an actor: true"]);
+    for error in [wingbeat::exit_actor().unwrap_err(), leave_without_an_actor::remote().get_blocking().unwrap_err()] {
+        assert!(error.to_string().contains("outside of an actor"), "{error}");
+    }
+}
+
+#[test]
+fn a_terminated_actor_and_one_without_handles_are_dropped_after_their_last_call() {
+    let _local = Local::start(2);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("diary");
+    let diary = Diary::remote(path.clone(), false);
+    drop(diary.note("last"));
+    diary.actor().terminate();
+    assert_eq!(lines(&path, 3), ["made", "last", "dropped in an actor: true"]);
+    let other = dir.path().join("other");
+    let diary = Diary::remote(other.clone(), false);
+    diary.pid().get_blocking().unwrap();
+    drop(diary);
+    assert_eq!(lines(&other, 2), ["made", "dropped in an actor: true"]);
 }
 
 #[test]

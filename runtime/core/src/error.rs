@@ -131,7 +131,7 @@ pub enum Error {
     /// The actor was ended on purpose.
     #[error("it was ended by {by}")]
     ActorEnded {
-        /// What ended it: `kill`, `terminate`, the end of its creator, or that its last handle was dropped.
+        /// What ended it: `kill`, `terminate`, its own call of `exit_actor()`, the end of its creator, or that its last handle was dropped.
         by: String,
     },
     /// The process that owned the object is gone, and the object with it.

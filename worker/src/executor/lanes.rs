@@ -105,8 +105,11 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         // Lanes catch user code's panics.
         let _ = thread.join();
     }
-    // The actor's own `Drop` may panic; that was printed, and there is nobody to tell.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(shared)));
+    // The actor's own `Drop` runs as one of its calls does. It may panic; that was printed, and there is nobody to tell.
+    let actor = Some((shared.being.actor, shared.being.concurrency));
+    let name = spec.class_name.clone().into();
+    let execution = Execution::new((spec.handle.task, 0), name, actor, Some(lease), session.clone());
+    let _ = catch_unwind(AssertUnwindSafe(|| execution.run(|| drop(shared))));
 }
 
 fn tell(session: &Session, spec: &ActorSpec, incarnation: Incarnation, outcome: Result<(), Error>) {

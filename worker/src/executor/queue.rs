@@ -504,6 +504,10 @@ impl Executor for Queue {
         }
     }
 
+    fn exit_actor(&self) {
+        self.change(work::Queue::exit_actor);
+    }
+
     fn look_at_home(&self) -> bool {
         self.look_for_stuck_threads();
         self.may_be_stuck()

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::{ActorId, LeaseId, TaskId};
+use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::spin::Working;
 
 use crate::session::session::Session;
@@ -305,6 +306,26 @@ pub fn current_attempt() -> Option<u32> {
 /// The actor that this code runs in.
 pub fn current_actor() -> Option<ActorId> {
     current().and_then(|execution| execution.actor.map(|(actor, _)| actor))
+}
+
+/// Ends the actor that this code runs in after the calls that run: no other call begins, and it is not restarted.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] outside of an actor.
+pub fn exit_actor() -> Result<(), Error> {
+    let outside = || Error::InvalidArgument {
+        what: "exit_actor() was called outside of an actor; call it in a method, on the thread or future of the call"
+            .into(),
+    };
+    let execution = current().ok_or_else(outside)?;
+    let (actor, _) = execution.actor.ok_or_else(outside)?;
+    let process = execution.session.process();
+    if let Some(executor) = process.executor() {
+        executor.exit_actor();
+    }
+    // The process ends when the head says so: it must know first that no other life is to follow.
+    process.tell_head(HeadMessage::TerminateActor { actor, by: "its own call of exit_actor()".into() });
+    Ok(())
 }
 
 #[cfg(test)]

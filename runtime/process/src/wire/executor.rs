@@ -28,6 +28,8 @@ pub trait Executor: Send + Sync {
     fn has_work_at_home(&self);
     /// Time has passed: whoever was to go on at home with something else may be stuck. Answers whether to look again.
     fn look_at_home(&self) -> bool;
+    /// The actor that runs here has asked for its end: none of its calls begins any more.
+    fn exit_actor(&self);
     /// Looks what the threads of this process do.
     fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>>;
 }

@@ -121,6 +121,8 @@ pub struct Queue<R> {
     is_held: bool,
     /// It ends when its steward agrees.
     leaves: bool,
+    /// The actor has asked for its end: no further call begins, and the head says when the process ends.
+    exits: bool,
 }
 
 /// How far the process is.
@@ -157,6 +159,7 @@ impl<R> Default for Queue<R> {
             phase: Phase::Open,
             is_held: false,
             leaves: false,
+            exits: false,
         }
     }
 }
@@ -192,7 +195,7 @@ impl<R: Clone> Queue<R> {
         if self.actor != Some(actor) {
             return Err(Refused::Another(calls));
         }
-        if self.phase == Phase::Ended {
+        if self.phase == Phase::Ended || self.exits {
             // The process is about to end, and the head says what becomes of the actor and of these calls.
             return Ok(());
         }
@@ -459,6 +462,12 @@ impl<R: Clone> Queue<R> {
         if self.phase == Phase::Open {
             self.phase = Phase::Draining;
         }
+    }
+
+    /// The actor has asked for its end: no further call begins. It waits to be drained, so that the head knows why it ends.
+    pub fn exit_actor(&mut self) {
+        self.exits = true;
+        self.calls.values_mut().for_each(VecDeque::clear);
     }
 
     /// Nothing is started any more.

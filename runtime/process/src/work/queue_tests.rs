@@ -322,6 +322,20 @@ fn an_actor_that_drains_ends_when_its_calls_are_done() {
 }
 
 #[test]
+fn an_actor_that_exits_begins_nothing_more_and_ends_when_it_is_drained() {
+    let mut queue = actor();
+    queue.add_calls(ACTOR, tasks([1, 2])).ok();
+    assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(1));
+    queue.exit_actor();
+    assert!(queue.add_calls(ACTOR, tasks([3])).is_ok(), "the head says what becomes of it");
+    assert!(queue.next_call(DEFAULT_GROUP).is_none());
+    queue.done(id(OWNER, 1), |_| true);
+    assert!(queue.next_call(DEFAULT_GROUP).is_none(), "the head may not know of it yet");
+    queue.drain();
+    assert!(matches!(queue.next_call(DEFAULT_GROUP), Some(Next::End)));
+}
+
+#[test]
 fn nothing_begins_while_it_is_held_or_about_to_be_killed() {
     let mut queue = leased();
     queue.add_tasks(OWNER, LEASE, 0, tasks([1, 2]));
