@@ -134,8 +134,8 @@ pub use wingbeat_macros::Plain;
 /// }
 /// ```
 ///
-/// Options: `num_cpus`, `num_gpus`, `gpu_memory`, `memory`, `resources(…)` and `labels` as of [`remote`](macro@crate::remote), `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
-/// `concurrency_groups(io = 2)`, `crate = "…"` as of `remote`; a method takes `#[method(group = "io")]`, `#[method(max_retries = 3)]`, `#[method(stream_ahead = 4)]` and `#[method(num_returns = 2)]` (8 at most). Methods that may run at the same time take `&self`; `&mut self` excludes all others.
+/// Options: `num_cpus`, `num_gpus`, `gpu_memory`, `memory`, `resources(…)`, `labels`, `spread` and `wait_until_feasible` as of [`remote`](macro@crate::remote), `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_pending_calls`, `max_concurrency`,
+/// `concurrency_groups(io = 2)`, `crate = "…"` as of `remote`; a method takes `#[method(group = "io")]`, `#[method(timeout = "30s")]`, `#[method(max_retries = 3)]`, `#[method(stream_ahead = 4)]` and `#[method(num_returns = 2)]` (8 at most). Methods that may run at the same time take `&self`; `&mut self` excludes all others.
 ///
 /// The calls of one caller run one after another, in the order in which it made them. With `max_concurrency` above 1 or with
 /// concurrency groups, calls run beside each other, and a later one may come first, also where `&mut self` lets one run at a
@@ -168,7 +168,7 @@ pub use wingbeat_macros::main;
 /// the two is `isolated`. Only its own thread counts: one that joins threads which
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
-/// Options: `num_cpus`, `num_gpus`, `gpu_memory` and `memory` (`"8GiB"`, or bytes), `resources(license = 1)`, `labels = "zone=a"`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
+/// Options: `num_cpus`, `num_gpus`, `gpu_memory` and `memory` (`"8GiB"`, or bytes), `resources(license = 1)`, `labels = "zone=a"`, `spread`, `wait_until_feasible`, `timeout = "30s"` (also `ms`, `min`, `h`), `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
 /// `retry_if = f`, `isolated`, `num_returns`, `stream_ahead`, and `crate = "path::of::wingbeat"` where no dependency is named `wingbeat`, as
 /// where another crate has it for its users.
 ///
@@ -182,6 +182,13 @@ pub use wingbeat_macros::main;
 /// let error = parse::remote("x".to_owned()).get().await.unwrap_err();
 /// assert_eq!(error.application::<String>().unwrap(), "not a number: x");
 /// # }
+/// ```
+///
+/// What an attribute says, `options()` says otherwise for one call; each option is explained at [`TaskOptions`] and [`ActorOptions`].
+///
+/// ```no_run
+/// #[wingbeat::remote(spread, wait_until_feasible, resources(license = 1), timeout = "5min")]
+/// fn solve(model: String) -> f64 { model.len() as f64 }
 /// ```
 ///
 /// A task whose process or node is lost is tried again, up to `max_retries` times: at once the first time, then after a pause of

@@ -45,6 +45,39 @@ fn nowhere() -> u64 {
     7
 }
 
+/// Nobody ever has a license.
+#[wingbeat::remote(resources(license = 1), wait_until_feasible, timeout = "20ms")]
+fn patient() -> u64 {
+    7
+}
+
+struct Door;
+
+#[wingbeat::actor(max_pending_calls = 1)]
+impl Door {
+    fn new() -> Self {
+        Door
+    }
+    #[method(timeout = "20ms")]
+    async fn waits(&self) {
+        wingbeat::cancelled().await
+    }
+    async fn waits_for_ever(&self) {
+        wingbeat::cancelled().await
+    }
+}
+
+#[wingbeat::actor(resources(license = 1), wait_until_feasible, spread)]
+impl Lonely {
+    fn new() -> Self {
+        Lonely
+    }
+    #[method(timeout = "20ms")]
+    fn hello(&self) {}
+}
+
+struct Lonely;
+
 #[wingbeat::remote]
 fn slow_items() -> impl Iterator<Item = u64> {
     (0..2).inspect(|number| std::thread::sleep(Duration::from_millis(200 * number)))
@@ -327,6 +360,22 @@ fn an_attribute_says_what_a_task_holds_and_where_and_options_say_otherwise() {
     let error = nowhere::remote().get_blocking().unwrap_err();
     assert!(matches!(error, Error::Infeasible { .. }), "{error}");
     assert_eq!(nowhere::options().labels("zone!=elsewhere").remote().get_blocking().unwrap(), 7);
+}
+
+#[test]
+fn an_attribute_says_how_long_something_may_take_and_what_may_wait() {
+    let _local = Local::start();
+    let error = patient::remote().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "it waits for a node, and not for ever: {error}");
+    let error = Lonely::remote().hello().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "its calls wait with the actor: {error}");
+    let error = Door::remote().waits().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    let door = Door::remote();
+    let pending = door.waits_for_ever();
+    let error = door.waits().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::TooManyPendingCalls { limit: 1, .. }), "{error}");
+    pending.cancel();
 }
 
 #[test]

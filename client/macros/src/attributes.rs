@@ -31,6 +31,9 @@ impl Place {
                 "memory",
                 "resources",
                 "labels",
+                "spread",
+                "wait_until_feasible",
+                "timeout",
                 "max_retries",
                 "max_memory_retries",
                 "retry_errors",
@@ -48,13 +51,16 @@ impl Place {
                 "memory",
                 "resources",
                 "labels",
+                "spread",
+                "wait_until_feasible",
                 "max_restarts",
                 "max_task_retries",
+                "max_pending_calls",
                 "max_concurrency",
                 "concurrency_groups",
                 crate_path::OPTION,
             ],
-            Place::Method => &["group", "max_retries", "num_returns", "stream_ahead"],
+            Place::Method => &["group", "timeout", "max_retries", "num_returns", "stream_ahead"],
         }
     }
 }
@@ -163,9 +169,14 @@ impl Attributes {
                 self.fields.push(quote!(resources: &[#(#pairs),*]));
             }
             "retry_errors" => self.retry.errors = flag(meta, "retry_errors")?,
-            "isolated" => {
-                let value = flag(meta, "isolated")?;
-                self.fields.push(quote!(isolated: #value));
+            "isolated" | "spread" | "wait_until_feasible" => {
+                let value = flag(meta, &name)?;
+                self.fields.push(quote!(#field: #value));
+            }
+            "timeout" => {
+                let millis = duration(meta)?;
+                let value = quote!(::core::time::Duration::from_millis(#millis));
+                self.fields.push(quote!(timeout: ::core::option::Option::Some(#value)));
             }
             "retry_on" => {
                 let Meta::List(list) = meta else {
@@ -221,7 +232,8 @@ impl Attributes {
                 self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
             }
             _ => {
-                let value = if name == "max_concurrency" { at_least_one(meta)? } else { whole(meta)? };
+                let counts_calls = matches!(name.as_str(), "max_concurrency" | "max_pending_calls");
+                let value = if counts_calls { at_least_one(meta)? } else { whole(meta)? };
                 self.concurrent |= name == "max_concurrency" && value > 1;
                 self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
             }
@@ -303,6 +315,30 @@ fn bytes(meta: &Meta) -> syn::Result<u64> {
         _ => None,
     };
     found.ok_or_else(|| syn::Error::new_spanned(literal, "a number of bytes, or text such as \"8GiB\", is expected"))
+}
+
+/// A time in milliseconds, as text such as `30s`.
+fn duration(meta: &Meta) -> syn::Result<u64> {
+    // `ms` before `s`, which it ends with.
+    const UNITS: [(&str, u64); 4] = [("ms", 1), ("min", 60_000), ("s", 1_000), ("h", 3_600_000)];
+    let literal = literal(meta)?;
+    let found = match literal {
+        Lit::Str(text) => UNITS.iter().find_map(|(unit, of)| {
+            let text = text.value();
+            let count = text.strip_suffix(unit)?.trim();
+            count.parse::<u64>().ok()?.checked_mul(*of)
+        }),
+        _ => None,
+    };
+    match found {
+        Some(0) => {
+            Err(syn::Error::new_spanned(literal, "nothing is done within no time; leave the option out for no limit"))
+        }
+        Some(millis) => Ok(millis),
+        None => {
+            Err(syn::Error::new_spanned(literal, "a time such as \"500ms\", \"30s\", \"5min\" or \"2h\" is expected"))
+        }
+    }
 }
 
 fn whole(meta: &Meta) -> syn::Result<u32> {

@@ -115,6 +115,10 @@ impl PlaceOptions {
         if all.labels.is_empty() {
             all.labels = defaults.labels.iter().map(|rules| (*rules).to_owned()).collect();
         }
+        if defaults.spread && all.strategy == Strategy::default() {
+            all.strategy = Strategy::Spread;
+        }
+        all.patient |= defaults.wait_until_feasible;
         all
     }
 
@@ -252,4 +256,20 @@ pub fn without_retries<T>(submit: impl FnOnce() -> T) -> T {
 
 pub(crate) fn are_retried() -> bool {
     !ONCE.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attribute_spreads_and_waits_unless_the_call_says_another_place() {
+        let defaults = Defaults { spread: true, wait_until_feasible: true, ..Defaults::NONE };
+        let shape = TaskOptions::default().shape("f", &defaults).unwrap();
+        assert_eq!((shape.strategy, shape.patient), (Strategy::Spread, true));
+        let node = Strategy::Node { node: wingbeat_core::NodeId::random(), soft: false };
+        let place = PlaceOptions { strategy: node.clone(), ..PlaceOptions::default() };
+        let there = TaskOptions { place, ..TaskOptions::default() };
+        assert_eq!(there.shape("f", &defaults).unwrap().strategy, node);
+    }
 }

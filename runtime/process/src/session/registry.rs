@@ -8,6 +8,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -84,6 +85,12 @@ pub struct Defaults {
     pub resources: &'static [(&'static str, f64)],
     /// Rules about labels; the first that a node with room meets.
     pub labels: &'static [&'static str],
+    /// Whether it goes to as many nodes as there are.
+    pub spread: bool,
+    /// Whether it waits for a node that could hold it, when there is none.
+    pub wait_until_feasible: bool,
+    /// How long a task or call may take from the call to its result.
+    pub timeout: Option<Duration>,
     /// Attempts after the first that a system failure may cost.
     pub max_retries: Option<u32>,
     /// Attempts that are ended because memory is short, and that are made again.
@@ -96,6 +103,8 @@ pub struct Defaults {
     pub max_restarts: Option<u32>,
     /// For actors: attempts after the first that restarts may cost a call that says nothing itself.
     pub max_task_retries: Option<u32>,
+    /// For actors: calls of one process that may be pending.
+    pub max_pending_calls: Option<u32>,
     /// For actors: calls that run at a time.
     pub max_concurrency: Option<u32>,
     /// For actors: `(name, calls at a time)`.
@@ -107,13 +116,16 @@ pub struct Defaults {
 impl Defaults {
     /// Whether they say nothing of what is held, and where.
     pub(crate) fn hold_nothing(&self) -> bool {
-        let Defaults { num_cpus, num_gpus, gpu_memory, memory, resources, labels, .. } = self;
+        let Defaults { num_cpus, num_gpus, gpu_memory, memory, resources, labels, spread, wait_until_feasible, .. } =
+            self;
         num_cpus.is_none()
             && num_gpus.is_none()
             && gpu_memory.is_none()
             && memory.is_none()
             && resources.is_empty()
             && labels.is_empty()
+            && !spread
+            && !wait_until_feasible
     }
 
     /// Nothing set.
@@ -124,12 +136,16 @@ impl Defaults {
         memory: None,
         resources: &[],
         labels: &[],
+        spread: false,
+        wait_until_feasible: false,
+        timeout: None,
         max_retries: None,
         max_memory_retries: None,
         retry_on: RetryOn::Nothing,
         isolated: false,
         max_restarts: None,
         max_task_retries: None,
+        max_pending_calls: None,
         max_concurrency: None,
         groups: &[],
         stream_ahead: None,

@@ -115,7 +115,7 @@ impl Session {
             bytes,
             remaking: None,
         };
-        if let Some(limit) = options.timeout {
+        if let Some(limit) = options.timeout.or(function.defaults.timeout) {
             self.cancel_after(limit, id, outputs, task.name.to_string());
         }
         let (parent, name) = (task.spec.parent, task.name.clone());
@@ -195,7 +195,7 @@ impl Session {
             group: method.group.map(Into::into),
             parent: context::parent(),
         };
-        if let Some(limit) = options.timeout {
+        if let Some(limit) = options.timeout.or(method.defaults.timeout) {
             session.cancel_after(limit, id, outputs, name.to_string());
         }
         let retries = match crate::session::options::are_retried() {
@@ -269,7 +269,7 @@ impl Session {
             max_restarts: options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0),
             max_concurrency: options.max_concurrency.or(class.defaults.max_concurrency).unwrap_or(1),
             max_task_retries: options.max_task_retries.or(class.defaults.max_task_retries).unwrap_or(0),
-            max_pending_calls: options.max_pending_calls,
+            max_pending_calls: options.max_pending_calls.or(class.defaults.max_pending_calls),
             groups,
             name: options.name.clone().map(|name| ScopedName {
                 namespace: options.namespace.clone().unwrap_or_else(|| process.wire.who.namespace.clone()),
