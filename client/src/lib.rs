@@ -61,7 +61,8 @@ pub use placement_group::{Bundle, PlacementGroup, PlacementGroupBuilder, placeme
 pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
 pub use running::{
-    cancelled, current_actor, current_attempt, current_node, current_task, exit_actor, gpu_ids, is_cancelled,
+    assigned_resources, cancelled, current_actor, current_attempt, current_node, current_task, exit_actor, gpu_ids,
+    is_cancelled,
 };
 pub use session::{Scope, Session, SessionGuard};
 pub use stream::ObjectStream;

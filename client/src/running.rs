@@ -1,5 +1,7 @@
 //! What code that runs in a worker process can know of itself.
 
+use std::collections::BTreeMap;
+
 #[allow(unused_imports, reason = "named in the documentation")]
 use wingbeat_core::error::Error;
 use wingbeat_core::error::Result;
@@ -131,4 +133,18 @@ pub fn exit_actor() -> Result<()> {
 /// ```
 pub fn gpu_ids() -> Vec<u32> {
     Session::current().map(|session| session.gpu_ids()).unwrap_or_default()
+}
+
+/// What the running task or actor holds, by the names of the resources: `CPU`, `GPU`, `memory` in bytes, and custom ones. `gpu_memory` is
+/// here the fraction of a GPU that it is of the node's devices. An actor that names no CPUs holds none. Empty in a driver.
+///
+/// ```no_run
+/// #[wingbeat::remote(num_cpus = 4, resources(license = 1))]
+/// fn threads() -> usize {
+///     wingbeat::assigned_resources()["CPU"] as usize
+/// }
+/// ```
+pub fn assigned_resources() -> BTreeMap<String, f64> {
+    let held = Session::current().map(|session| session.assigned_resources()).unwrap_or_default();
+    held.iter().map(|(name, amount)| (name.to_owned(), amount.as_f64())).collect()
 }

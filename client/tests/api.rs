@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::collections::BTreeMap;
 use std::future::IntoFuture;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +34,23 @@ impl Drop for Local {
 #[wingbeat::remote]
 async fn never() -> u64 {
     std::future::pending().await
+}
+
+#[wingbeat::remote(num_cpus = 2, memory = "1MiB")]
+fn what_it_holds() -> BTreeMap<String, f64> {
+    wingbeat::assigned_resources()
+}
+
+struct Answering;
+
+#[wingbeat::actor(memory = "2MiB")]
+impl Answering {
+    fn new() -> Self {
+        Answering
+    }
+    fn holds(&self) -> BTreeMap<String, f64> {
+        wingbeat::assigned_resources()
+    }
 }
 
 #[wingbeat::remote(resources(license = 1), memory = "1MiB")]
@@ -376,6 +394,17 @@ fn an_attribute_says_how_long_something_may_take_and_what_may_wait() {
     let error = door.waits().get_blocking().unwrap_err();
     assert!(matches!(error, Error::TooManyPendingCalls { limit: 1, .. }), "{error}");
     pending.cancel();
+}
+
+#[test]
+fn a_task_and_an_actor_know_what_they_hold() {
+    let _local = Local::start();
+    let held = |amounts: &[(&str, f64)]| amounts.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect();
+    let task: BTreeMap<String, f64> = held(&[("CPU", 2.0), ("memory", 1024.0 * 1024.0)]);
+    assert_eq!(what_it_holds::remote().get_blocking().unwrap(), task);
+    let actor: BTreeMap<String, f64> = held(&[("memory", 2.0 * 1024.0 * 1024.0)]);
+    assert_eq!(Answering::remote().holds().get_blocking().unwrap(), actor, "it names no CPUs, and holds none");
+    assert!(wingbeat::assigned_resources().is_empty(), "a driver holds nothing");
 }
 
 #[test]

@@ -575,17 +575,18 @@ impl State {
         let Some(worker) = self.workers.get(process) else { return };
         let Stage::Leased { assignment, contact } = worker.stage() else { return };
         let (lease, gpus, captures) = (assignment.lease(), worker.gpus.clone(), assignment.start.captures);
+        let resources = assignment.start.resources.clone();
         let ready = HeadMessage::LeaseReady { lease, worker: contact.address.clone(), pid: worker.pid };
         match &assignment.start.holder {
             LeaseHolder::Actor(spec, incarnation, _) => {
                 let (spec, incarnation) = (spec.clone(), *incarnation);
-                let command = WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures };
+                let command = WorkerCommand::StartActor { lease, spec, incarnation, gpus, resources, captures };
                 // Said first: nobody calls the actor before its constructor has returned, which is said next.
                 self.actions.push(Action::ToHead(ready));
                 self.actions.push(Action::Order { process, command, then: None });
             }
             LeaseHolder::Tasks(..) => {
-                let command = WorkerCommand::Lease { lease, gpus, captures };
+                let command = WorkerCommand::Lease { lease, gpus, resources, captures };
                 // The owner must not reach the process before its orders have.
                 self.actions.push(Action::Order { process, command, then: Some(ready) });
             }

@@ -38,7 +38,7 @@ pub use wire::executor::Executor;
 pub use wire::head_link::HeadLink;
 pub use wire::io::{Io, does_io};
 pub use wire::node_link::NodeLink;
-pub use wire::process::{Config, Prepared, Process};
+pub use wire::process::{Assigned, Config, Prepared, Process};
 pub use wire::service::PeerService;
 pub use wire::steward::Steward;
 pub use wire::view::ObjectView;

@@ -19,7 +19,7 @@ use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
-use wingbeat_process::{Executor, Handle, Process, Session, Work};
+use wingbeat_process::{Assigned, Executor, Handle, Process, Session, Work};
 
 use super::home_threads::AtHome;
 use super::stacks;
@@ -440,14 +440,13 @@ impl Executor for Queue {
 
     fn command(&self, command: WorkerCommand) {
         match command {
-            WorkerCommand::Lease { lease, gpus, captures } => {
-                self.session.process().set_gpus(gpus);
-                self.session.process().set_captures(captures);
+            WorkerCommand::Lease { lease, gpus, resources, captures } => {
+                self.session.process().assign(Assigned { gpus, resources, captures, actor: None });
                 self.state.lock().work.lease(lease);
             }
-            WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures } => {
-                self.session.process().set_gpus(gpus);
-                self.session.process().set_captures(captures);
+            WorkerCommand::StartActor { lease, spec, incarnation, gpus, resources, captures } => {
+                let actor = Some(spec.clone());
+                self.session.process().assign(Assigned { gpus, resources, captures, actor });
                 self.change(|work| work.start_actor(Become { lease, spec, incarnation }));
             }
             WorkerCommand::Drain => self.change(work::Queue::drain),

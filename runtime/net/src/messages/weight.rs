@@ -212,7 +212,8 @@ impl Weight for NodeMessage {
 impl Weight for WorkerCommand {
     fn weight(&self) -> usize {
         match self {
-            WorkerCommand::StartActor { spec, .. } => FIXED + spec.weight(),
+            WorkerCommand::Lease { resources, .. } => 2 * FIXED + resources.to_string().len(),
+            WorkerCommand::StartActor { spec, resources, .. } => FIXED + spec.weight() + resources.to_string().len(),
             WorkerCommand::Heads(heads) => FIXED + heads.iter().map(address).sum::<usize>(),
             _ => 2 * FIXED,
         }

@@ -42,6 +42,8 @@ pub enum WorkerCommand {
         lease: LeaseId,
         /// Its devices.
         gpus: Vec<u32>,
+        /// What the lease holds.
+        resources: ResourceSet,
         /// The placement group in which what it submits runs too.
         captures: Option<PlacementGroupId>,
     },
@@ -55,6 +57,8 @@ pub enum WorkerCommand {
         incarnation: Incarnation,
         /// Its devices.
         gpus: Vec<u32>,
+        /// What the lease holds.
+        resources: ResourceSet,
         /// The placement group in which what it submits runs too.
         captures: Option<PlacementGroupId>,
     },

@@ -203,7 +203,7 @@ impl Session {
     pub(crate) fn captured(&self, mut shape: Shape) -> Shape {
         if shape.strategy == Strategy::Default
             && shape.labels.is_empty()
-            && let Some(group) = *self.process().wire.assigned.captures.read()
+            && let Some(group) = self.process().wire.assigned.read().captures
         {
             shape.strategy = Strategy::Bundle { group, index: None };
         }

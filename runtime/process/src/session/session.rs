@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tarpc::client::RpcError;
 use wingbeat_core::error::Error;
-use wingbeat_core::{ClusterId, JobId};
+use wingbeat_core::{ClusterId, JobId, ResourceSet};
 use wingbeat_net::handshake::Role;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
@@ -104,7 +104,12 @@ impl Session {
 
     /// The devices that were assigned to this worker process.
     pub fn gpu_ids(&self) -> Vec<u32> {
-        self.process.wire.assigned.gpus.read().clone()
+        self.process.wire.assigned.read().gpus.clone()
+    }
+
+    /// What the lease of this worker process holds.
+    pub fn assigned_resources(&self) -> ResourceSet {
+        self.process.wire.assigned.read().resources.clone()
     }
 
     /// The job.

@@ -20,8 +20,8 @@ use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Address, PlacementGroupState};
-use wingbeat_core::{ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, TaskId};
+use wingbeat_core::spec::{ActorSpec, Address, PlacementGroupState};
+use wingbeat_core::{ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage};
@@ -72,13 +72,17 @@ pub(crate) struct Life {
     keep: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
-/// What a worker process was assigned with its lease.
+/// What a worker process was assigned with its lease. Each lease replaces that of the one before.
 #[derive(Default)]
-pub(crate) struct Assigned {
+pub struct Assigned {
     /// Devices that user code may use.
-    pub gpus: RwLock<Vec<u32>>,
+    pub gpus: Vec<u32>,
+    /// What the lease holds.
+    pub resources: ResourceSet,
     /// The placement group in which what is submitted here runs, unless told otherwise.
-    pub captures: RwLock<Option<PlacementGroupId>>,
+    pub captures: Option<PlacementGroupId>,
+    /// The actor that the process is.
+    pub actor: Option<Arc<ActorSpec>>,
 }
 
 /// A function that shows what user code has printed.
@@ -113,7 +117,7 @@ pub(crate) struct Wire {
     /// Placement groups that were made here and end with this process, until they are removed, by whomever; with whether the head has
     /// answered that it has made them.
     pub own_groups: DashMap<PlacementGroupId, bool>,
-    pub assigned: Assigned,
+    pub assigned: RwLock<Assigned>,
     /// Set once, in a driver.
     log_sink: OnceLock<LogSink>,
     /// What is heard and said is written down here, if the environment asks for that; until the end of the session.
@@ -205,7 +209,7 @@ impl Prepared {
             to_itself,
             groups: Watched::default(),
             own_groups: DashMap::new(),
-            assigned: Assigned::default(),
+            assigned: RwLock::default(),
             log_sink: OnceLock::new(),
             recorded: recorded.map(Arc::new),
             questions: UserThread::new("wingbeat-asks"),
@@ -308,14 +312,9 @@ impl Process {
         let _ = self.wire.log_sink.set(sink);
     }
 
-    /// Says which devices user code may use.
-    pub fn set_gpus(&self, gpus: Vec<u32>) {
-        *self.wire.assigned.gpus.write() = gpus;
-    }
-
-    /// Says in which placement group what is submitted here runs, unless told otherwise.
-    pub fn set_captures(&self, group: Option<PlacementGroupId>) {
-        *self.wire.assigned.captures.write() = group;
+    /// Says what this worker process works with from now on.
+    pub fn assign(&self, assigned: Assigned) {
+        *self.wire.assigned.write() = assigned;
     }
 
     /// Keeps something alive until the session has ended.
