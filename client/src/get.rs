@@ -98,7 +98,7 @@ where
 pub type Waited<T> = (Vec<ObjectRef<T>>, Vec<ObjectRef<T>>);
 
 /// Waits until `count` of `refs` are ready (or have failed), at most `timeout`. Answers with the ready ones, at most
-/// `count`, and the others, both in the given order.
+/// `count`, and the others, both in the given order. For refs of several types, see [`AnyRef`](crate::AnyRef).
 ///
 /// ```no_run
 /// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }

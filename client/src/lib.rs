@@ -55,14 +55,14 @@ pub use get::{Waited, get_all, get_all_blocking, get_all_timeout, put, wait, wai
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use map::{Map, map};
 pub use named::{NamedActor, list_named_actors, list_named_actors_everywhere};
-pub use object_ref::{GetFuture, ObjectRef};
+pub use object_ref::{AnyRef, AnyValue, GetFuture, ObjectRef};
 pub use options::{CallOptions, TaskOptions};
 pub use placement_group::{Bundle, PlacementGroup, PlacementGroupBuilder, placement_group};
 pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
 pub use running::{
-    assigned_resources, cancelled, current_actor, current_attempt, current_node, current_task, exit_actor, gpu_ids,
-    is_cancelled,
+    assigned_resources, cancelled, current_actor, current_attempt, current_handle, current_node, current_task,
+    exit_actor, gpu_ids, is_cancelled,
 };
 pub use session::{Scope, Session, SessionGuard};
 pub use stream::ObjectStream;

@@ -34,7 +34,32 @@ pub struct ObjectRef<T> {
     value: PhantomData<fn() -> T>,
 }
 
+/// In place of the type of a value, where that is not known or does not matter: see [`AnyRef`].
+#[derive(Debug)]
+pub enum AnyValue {}
+
+/// A ref to a value of whatever type: to wait for refs of several types together, and to cancel or keep them. [`ObjectRef::any`] makes it.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn name() -> String { String::new() }
+/// # #[wingbeat::remote] fn size() -> u64 { 0 }
+/// # async fn run() -> wingbeat::Result<()> {
+/// let (name, size) = (name::remote(), size::remote());
+/// let (ready, _) = wingbeat::wait(vec![name.any(), size.any()], 1, None).await?;
+/// if ready[0] == name.any() {
+///     println!("the name is first: {}", name.get().await?);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub type AnyRef = ObjectRef<AnyValue>;
+
 impl<T> ObjectRef<T> {
+    /// A ref to the same object, without the type of its value.
+    pub fn any(&self) -> AnyRef {
+        AnyRef::new(self.handle.clone())
+    }
+
     pub(crate) fn new(handle: Handle) -> Self {
         ObjectRef { handle, value: PhantomData }
     }

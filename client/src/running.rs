@@ -8,6 +8,8 @@ use wingbeat_core::error::Result;
 use wingbeat_core::{ActorId, NodeId, TaskId};
 use wingbeat_process::{Session, context};
 
+use crate::{ActorHandle, ActorRef};
+
 /// Whether the running task was asked to stop. Long computations should look now and then.
 ///
 /// ```
@@ -83,6 +85,38 @@ pub fn current_node() -> Option<NodeId> {
 /// The actor that this code runs in; see [`current_task`].
 pub fn current_actor() -> Option<ActorId> {
     context::current_actor()
+}
+
+/// A handle of the actor that this code runs in, to be given to others, who call it back.
+///
+/// It is a handle as any other: an actor that keeps one of itself never ends by itself, and one that waits for its own call waits for
+/// ever, or fails with [`Error::Deadlock`].
+///
+/// ```no_run
+/// struct Shop;
+/// struct Supplier;
+///
+/// #[wingbeat::actor]
+/// impl Shop {
+///     fn new() -> Self { Shop }
+///     fn order(&self, supplier: SupplierHandle) -> wingbeat::Result<()> {
+///         drop(supplier.deliver(wingbeat::current_handle::<ShopHandle>()?));   // the answer comes as a call
+///         Ok(())
+///     }
+///     fn receive(&mut self, goods: u64) {}
+/// }
+///
+/// #[wingbeat::actor]
+/// impl Supplier {
+///     fn new() -> Self { Supplier }
+///     fn deliver(&self, to: ShopHandle) { drop(to.receive(3)); }
+/// }
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] outside of an actor, or if it is of another class.
+pub fn current_handle<H: ActorHandle>() -> Result<H> {
+    Ok(H::from(ActorRef::new(context::current_handle(H::class())?)))
 }
 
 /// Ends the actor that this code runs in, without restart: from inside what [`terminate`](crate::ActorRef::terminate) is from outside.

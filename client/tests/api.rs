@@ -41,6 +41,7 @@ fn what_it_holds() -> BTreeMap<String, f64> {
     wingbeat::assigned_resources()
 }
 
+/// Says what it holds, and who it is.
 struct Answering;
 
 #[wingbeat::actor(memory = "2MiB")]
@@ -50,6 +51,12 @@ impl Answering {
     }
     fn holds(&self) -> BTreeMap<String, f64> {
         wingbeat::assigned_resources()
+    }
+    fn who(&self) -> wingbeat::Result<AnsweringHandle> {
+        wingbeat::current_handle()
+    }
+    fn another(&self) -> wingbeat::Result<EchoHandle> {
+        wingbeat::current_handle()
     }
 }
 
@@ -405,6 +412,33 @@ fn a_task_and_an_actor_know_what_they_hold() {
     let actor: BTreeMap<String, f64> = held(&[("memory", 2.0 * 1024.0 * 1024.0)]);
     assert_eq!(Answering::remote().holds().get_blocking().unwrap(), actor, "it names no CPUs, and holds none");
     assert!(wingbeat::assigned_resources().is_empty(), "a driver holds nothing");
+}
+
+#[test]
+fn an_actor_gives_a_handle_of_itself_which_keeps_it_alive() {
+    let _local = Local::start();
+    let actor = Answering::remote();
+    let id = actor.actor().id();
+    let same = actor.who().get_blocking().unwrap();
+    drop(actor);
+    assert_eq!(same.actor().id(), id);
+    assert!(same.holds().get_blocking().is_ok());
+    let error = same.another().get_blocking().unwrap_err();
+    assert!(error.to_string().contains("::Answering, and not a "), "{error}");
+    let error = wingbeat::current_handle::<AnsweringHandle>().unwrap_err();
+    assert!(error.to_string().contains("outside of an actor"), "{error}");
+}
+
+#[test]
+fn refs_of_several_types_are_waited_for_together() {
+    let _local = Local::start();
+    let (never, echo) = (never::remote(), licensed::options().resource("license", 0.0).memory(0).remote());
+    let text = put(&"text".to_owned()).unwrap();
+    let refs = vec![never.any(), text.any(), echo.any()];
+    let (ready, waiting) = block_on(wait(refs, 2, None)).unwrap();
+    assert_eq!(ready, [text.any(), echo.any()]);
+    waiting[0].cancel();
+    assert!(matches!(never.get_blocking(), Err(Error::Cancelled { .. })));
 }
 
 #[test]

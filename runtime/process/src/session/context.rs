@@ -15,6 +15,8 @@ use wingbeat_core::{ActorId, LeaseId, TaskId};
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::spin::Working;
 
+use crate::session::actor::ActorHandle;
+use crate::session::registry::Class;
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
 use crate::wire::executor::Interrupt;
@@ -306,6 +308,20 @@ pub fn current_attempt() -> Option<u32> {
 /// The actor that this code runs in.
 pub fn current_actor() -> Option<ActorId> {
     current().and_then(|execution| execution.actor.map(|(actor, _)| actor))
+}
+
+/// A handle of the actor that this code runs in.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] outside of an actor, or if it is of another class.
+pub fn current_handle(class: &'static Class) -> Result<ActorHandle, Error> {
+    let execution = current().filter(|execution| execution.actor.is_some());
+    let outside = || Error::InvalidArgument {
+        what:
+            "current_handle() was called outside of an actor; call it in a method, on the thread or future of the call"
+                .into(),
+    };
+    execution.ok_or_else(outside)?.session.own_handle(class)
 }
 
 /// Ends the actor that this code runs in after the calls that run: no other call begins, and it is not restarted.

@@ -411,6 +411,29 @@ impl Session {
             .with_retries(info.max_task_retries))
     }
 
+    /// A handle of the actor that this process is.
+    ///
+    /// # Errors
+    /// It is none, or of another class.
+    pub(crate) fn own_handle(&self, class: &'static Class) -> Result<ActorHandle, Error> {
+        let spec = self.process().wire.assigned.read().actor.clone().ok_or(Error::NoSession)?;
+        if spec.class != class.id() {
+            let what = format!("this actor is a {}, and not a {}", spec.class_name, class.path);
+            return Err(Error::InvalidArgument { what });
+        }
+        let info = ActorInfo {
+            id: spec.id,
+            class: spec.class,
+            class_name: spec.class_name.clone(),
+            handle: spec.handle,
+            owner: spec.owner.clone(),
+            detached: spec.detached,
+            max_task_retries: spec.max_task_retries,
+            max_pending_calls: spec.max_pending_calls,
+        };
+        self.actor_handle(class, info)
+    }
+
     /// Finds an actor by name; in the session's namespace if none is given.
     pub fn find_actor(
         &self,
