@@ -113,6 +113,13 @@ impl<T: DeserializeOwned + 'static> ObjectStream<T> {
         block_on(self.next_ref())
     }
 
+    /// As [`next_ref`](Self::next_ref), for at most `limit`. Then it is [`Error::TimedOut`](crate::Error::TimedOut), and the stream goes on.
+    pub async fn next_ref_timeout(&mut self, limit: Duration) -> Option<Result<ObjectRef<T>>> {
+        let Some(session) = self.handle.session().cloned() else { return self.next_ref().await };
+        let what = || "the next item of a stream".to_owned();
+        session.within(limit, what, async { Ok(self.next_ref().await) }).await.unwrap_or_else(|error| Some(Err(error)))
+    }
+
     fn poll_item(&mut self, waiting: &mut Option<Waiting>, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
         self.handle.poll_item(waiting, cx).map(|item| item.map(|value| value.and_then(|value| value.decode())))
     }

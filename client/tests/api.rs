@@ -36,6 +36,11 @@ async fn never() -> u64 {
     std::future::pending().await
 }
 
+#[wingbeat::remote]
+async fn never_numbers() -> Vec<f32> {
+    std::future::pending().await
+}
+
 #[wingbeat::remote(num_cpus = 2, memory = "1MiB")]
 fn what_it_holds() -> BTreeMap<String, f64> {
     wingbeat::assigned_resources()
@@ -105,7 +110,7 @@ struct Lonely;
 
 #[wingbeat::remote]
 fn slow_items() -> impl Iterator<Item = u64> {
-    (0..2).inspect(|number| std::thread::sleep(Duration::from_millis(200 * number)))
+    (0..2).inspect(|number| std::thread::sleep(Duration::from_millis(300 * number)))
 }
 
 #[wingbeat::remote]
@@ -449,12 +454,20 @@ fn streams_and_many_values_can_have_a_limit() {
     let error = block_on(wingbeat::get_all_timeout([&never], short)).unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     never.cancel();
+    let never = never_numbers::remote();
+    let error = block_on(never.view_timeout(short)).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(error.to_string().starts_with("viewing "), "{error}");
+    never.cancel();
     let mut items = slow_items::remote();
     block_on(async {
         assert_eq!(items.next().await.unwrap().unwrap(), 0);
         let error = items.next_timeout(short).await.unwrap().unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
-        assert_eq!(items.next_timeout(Duration::from_secs(20)).await.unwrap().unwrap(), 1, "the item is not lost");
+        let error = items.next_ref_timeout(short).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        let item = items.next_ref_timeout(Duration::from_secs(20)).await.unwrap().unwrap();
+        assert_eq!(item.get().await.unwrap(), 1, "the item is not lost");
         assert!(items.next_timeout(Duration::from_secs(20)).await.is_none());
     });
 }
