@@ -70,9 +70,10 @@ impl Communicator {
         // SAFETY: written to where one may be.
         match unsafe { (library.functions.ncclGetUniqueId)(&raw mut id) } {
             SUCCESS => Ok(id),
-            code => {
-                Err(NcclError::Failed { what: "naming a group", why: library.explained(code, std::ptr::null_mut()) })
-            }
+            code => Err(NcclError::Failed {
+                what: "naming a group".to_owned(),
+                why: library.explained(code, std::ptr::null_mut()),
+            }),
         }
     }
 
@@ -93,7 +94,7 @@ impl Communicator {
             (library.functions.ncclCommInitRankConfig)(&raw mut comm, size as c_int, id, rank as c_int, &raw mut config)
         };
         if comm.is_null() {
-            return Err(NcclError::Failed { what: WHAT, why: library.explained(code, comm) });
+            return Err(NcclError::Failed { what: WHAT.to_owned(), why: library.explained(code, comm) });
         }
         let state = Mutex::new(State::Live(Handle(comm)));
         let shared = Arc::new(Shared { library, rank, peers, is_idle: Mutex::new(is_idle), state });
@@ -108,7 +109,7 @@ impl Communicator {
                     looked_after.look(&mut gone_since);
                 }
             })
-            .map_err(|error| shared.abort(NcclError::Failed { what: WHAT, why: error.to_string() }))?;
+            .map_err(|error| shared.abort(NcclError::Failed { what: WHAT.to_owned(), why: error.to_string() }))?;
         Ok(Communicator { shared, limit, watchdog: Some((stop, watchdog)) })
     }
 
@@ -157,7 +158,7 @@ impl Shared {
                     return Err(self.abort(CollectiveError::PeerLost { rank }.into()));
                 }
                 if begun.elapsed() > limit {
-                    let why = NcclError::TooLong { what, rank: self.rank, seconds: limit.as_secs() };
+                    let why = NcclError::TooLong { what: what.to_owned(), rank: self.rank, seconds: limit.as_secs() };
                     return Err(self.abort(why));
                 }
             }
@@ -189,7 +190,7 @@ impl Shared {
             State::Live(Handle(comm)) => self.library.explained(code, *comm),
             State::Broken(why) => why.to_string(),
         };
-        NcclError::Failed { what, why }
+        NcclError::Failed { what: what.to_owned(), why }
     }
 
     /// Ends the communicator, and all that its operations still do on the device. The error, or the one that was before.
@@ -244,7 +245,7 @@ impl Shared {
         if self.settle("leaving", code, LEAVE_LIMIT).is_err() {
             return;
         }
-        let gone = NcclError::Failed { what: "an operation", why: "the group has been left".into() };
+        let gone = NcclError::Failed { what: "an operation".into(), why: "the group has been left".into() };
         if let State::Live(Handle(comm)) = std::mem::replace(&mut *self.state.lock(), State::Broken(gone)) {
             // SAFETY: it lives, nothing runs in it, and nobody has the handle any more.
             unsafe { (self.library.functions.ncclCommDestroy)(comm) };
@@ -378,7 +379,7 @@ mod tests {
             group.barrier().unwrap();
             error.flatten()
         });
-        assert_eq!(error, Some(NcclError::TooLong { what: "joining", rank: 0, seconds: 0 }));
+        assert_eq!(error, Some(NcclError::TooLong { what: "joining".into(), rank: 0, seconds: 0 }));
         pretended.aborted(id, 1);
     }
 

@@ -1,7 +1,8 @@
+use serde::{Deserialize, Serialize};
 use wingbeat_collective::CollectiveError;
 
 /// Why an operation between devices did not succeed. The group is of no use after it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
     /// There is no NCCL on this node.
@@ -25,7 +26,7 @@ pub enum NcclError {
     #[error("NCCL failed in {what}: {why}")]
     Failed {
         /// What was tried.
-        what: &'static str,
+        what: String,
         /// What NCCL says.
         why: String,
     },
@@ -33,7 +34,7 @@ pub enum NcclError {
     #[error("{what} of rank {rank} was not done after {seconds} s, and has been aborted")]
     TooLong {
         /// What was tried.
-        what: &'static str,
+        what: String,
         /// This member.
         rank: u32,
         /// How long it was waited for.
@@ -53,7 +54,7 @@ pub enum NcclError {
     #[error("CUDA failed in {what}: {why}")]
     Cuda {
         /// What was tried.
-        what: &'static str,
+        what: String,
         /// What CUDA says.
         why: String,
     },
@@ -64,7 +65,7 @@ pub enum NcclError {
 
 impl NcclError {
     pub(crate) fn cuda(what: &'static str, error: impl std::fmt::Debug) -> Self {
-        NcclError::Cuda { what, why: format!("{error:?}") }
+        NcclError::Cuda { what: what.to_owned(), why: format!("{error:?}") }
     }
 }
 

@@ -55,7 +55,7 @@ pub fn device(number: usize) -> Result<Arc<CudaContext>> {
     const WHAT: &str = "opening a device";
     // SAFETY: it opens libcuda, whose constructors only prepare its own state.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
-        return Err(NcclError::Cuda { what: WHAT, why: "there is no libcuda.so.1 on this node".into() });
+        return Err(NcclError::Cuda { what: WHAT.to_owned(), why: "there is no libcuda.so.1 on this node".into() });
     }
     CudaContext::new(number).map_err(|error| NcclError::cuda(WHAT, error))
 }
@@ -387,7 +387,10 @@ fn named(group: &mut Group) -> Result<(&'static Library, ncclUniqueId)> {
     group.all_gather(&[u8::from(found.is_err())], &mut lacks)?;
     let (library, id) = found?;
     if let Some(rank) = lacks.iter().position(|lacks| *lacks != 0) {
-        return Err(NcclError::Failed { what: "joining", why: format!("rank {rank} has no NCCL that it can use") });
+        return Err(NcclError::Failed {
+            what: "joining".into(),
+            why: format!("rank {rank} has no NCCL that it can use"),
+        });
     }
     let mut bytes = id.map_or([0; 128], |id| id.internal.map(|byte| byte as u8));
     group.broadcast(&mut bytes, 0)?;

@@ -20,15 +20,17 @@ use crate::error::Error;
 /// use wingbeat_core::error::Error;
 /// use wingbeat_core::kind::ErrorKind;
 ///
-/// fn is_worth_another_try(error: &Error) -> bool {
+/// fn advice(error: &Error) -> &'static str {
 ///     match error.kind() {
-///         ErrorKind::Lost | ErrorKind::OutOfMemory | ErrorKind::Full | ErrorKind::TimedOut => true,
-///         ErrorKind::Actor => error.cause().is_some_and(is_worth_another_try),
-///         _ => false,
+///         ErrorKind::Task => "look at the function",
+///         ErrorKind::Invalid | ErrorKind::CannotRun => "change the program, or what it asks for",
+///         ErrorKind::Session => "look at the cluster",
+///         _ if error.is_retryable() => "try again",
+///         _ => "read the error",
 ///     }
 /// }
 ///
-/// assert!(!is_worth_another_try(&Error::NoSession));
+/// assert_eq!(advice(&Error::NoSession), "look at the cluster");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -101,6 +103,30 @@ impl Error {
         }
     }
 
+    /// Whether the same work may succeed when it is done again, by the same program on the same cluster: what it needed was lost, away,
+    /// full or slow. Of a value that was lost, the work is what has made it. What the attribute and the options say of retries was tried
+    /// before. A function's own error, a panic and a dead actor are final.
+    ///
+    /// ```
+    /// use wingbeat_core::error::Error;
+    ///
+    /// let slow = Error::TimedOut { what: "getting fetch".into(), limit_ms: 500 };
+    /// assert!(slow.is_retryable());
+    /// assert!(!Error::NoSession.is_retryable());
+    /// ```
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            // It is what the function failed of.
+            Error::Application { error, .. } => error.passed_on().is_some_and(|error| error.is_retryable()),
+            Error::ActorUnavailable { .. } | Error::TooManyPendingCalls { .. } | Error::Unreachable { .. } => true,
+            other => {
+                use ErrorKind::{Full, Lost, OutOfMemory, TimedOut};
+                matches!(other.kind(), Lost | OutOfMemory | Full | TimedOut)
+            }
+        }
+    }
+
     /// Why an actor is dead or away, if that is what this says. It is in the text of the error, too; so this is not its
     /// `source()`, which whoever prints an error with all its sources would show twice.
     #[must_use]
@@ -124,5 +150,24 @@ mod tests {
         assert_eq!(died.kind(), ErrorKind::Actor);
         assert_eq!(died.cause().map(Error::kind), Some(ErrorKind::Lost));
         assert!(died.cause().and_then(Error::cause).is_none());
+    }
+
+    #[test]
+    fn what_was_lost_or_away_is_worth_another_try_and_what_is_final_is_not() {
+        let lost = || Error::NodeDied { what: "f".into(), node: NodeId(7), why: "a test".into(), attempts: 1 };
+        let (actor, class, cause) = (ActorId(1), "Tally".to_owned(), Box::new(lost()));
+        let away = Error::ActorUnavailable { actor, class: class.clone(), cause: cause.clone() };
+        let dead = Error::ActorDied { actor, class, cause };
+        assert!(lost().is_retryable() && away.is_retryable());
+        assert!(!dead.is_retryable(), "no call of it ever succeeds");
+        let own = |error: &Error| {
+            let payload = crate::codec::encode_value(error).map(crate::codec::Encoded::into_bytes).unwrap_or_default();
+            let (type_name, message) = (std::any::type_name::<Error>().to_owned(), error.to_string());
+            let error = crate::error::ApplicationError { type_name, message, payload: payload.into() };
+            Error::Application { task: "f".into(), error, attempts: 1 }
+        };
+        assert!(own(&lost()).is_retryable(), "the function failed of what was lost");
+        assert!(!own(&Error::NoSession).is_retryable());
+        assert!(!Error::Cancelled { task: "f".into() }.is_retryable());
     }
 }
