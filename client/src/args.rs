@@ -12,7 +12,7 @@ use crate::ObjectRef;
 /// Since several types fit, the compiler cannot guess what `.into()` is to make, or the type of `None`: write
 /// `String::from(x)` or `None::<u64>`.
 ///
-/// Implemented here for those; called by the code that the macros write.
+/// Implemented here for those, and not for types of your own: serde makes them a `T`. Called by the code that the macros write.
 ///
 /// ```no_run
 /// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
@@ -30,6 +30,7 @@ use crate::ObjectRef;
 )]
 pub trait IntoArg<T> {
     /// Adds this to the arguments of a call.
+    #[doc(hidden)]
     fn add_to(self, args: &mut CallArgs<'_>);
 }
 

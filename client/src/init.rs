@@ -192,8 +192,8 @@ impl Init {
     }
 
     /// A variable of the worker processes' environment. Those on this process's machine also get all of its own if the head
-    /// runs there, too; others get of its own only what is no secret, such as `PATH`, `LANG`, `RUST_*`, `PYTHON*` or `CUDA_*` (the
-    /// list is in [`wingbeat_worker::environment`]). So name here what they need besides, keys of clouds for example: what
+    /// runs there, too; others get of its own only what is no secret, such as `PATH`, `LANG`, `RUST_*`, `PYTHON*` or `CUDA_*` (the guide's
+    /// reference of variables has the list). So name here what they need besides, keys of clouds for example: what
     /// is named is sent over the network and written to the head's journal.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.options.env.insert(name.to_owned(), value.to_owned());

@@ -216,11 +216,12 @@ pub use wingbeat_macros::remote;
 
 /// What most programs need.
 ///
-/// It brings the crate's own name along, so that `use wingbeat::prelude::*` is never an unused import.
+/// It brings the crate's own name along, so that `use wingbeat::prelude::*` is never an unused import. `wingbeat::Error` and
+/// `wingbeat::Result` are written so: the names alone are also those of other crates.
 pub mod prelude {
     pub use crate as wingbeat;
     pub use crate::{
-        ActorPool, Buffer, ByteSize, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, Session, get_all,
-        get_all_blocking, put, wait,
+        ActorPool, Buffer, Bundle, ByteSize, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, Session, get_all,
+        get_all_blocking, placement_group, put, wait,
     };
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use wingbeat::{Bundle, PlacementStrategy};
+use wingbeat::{Bundle, ByteSize, PlacementStrategy};
 use wingbeat_core::labels::Selector;
 use wingbeat_core::resources::{Amount, CPU, GPU, MEMORY, ResourceSet};
 
@@ -19,7 +19,7 @@ const LEAST_CPUS: f64 = 0.0001;
 /// let four_gpus = Scaling::workers(4).gpus_per_worker(1.0);
 /// let two_to_four = Scaling::workers(4).elastic(2..=4);
 /// let two_nodes_of_eight = Scaling::nodes(2, 8).gpus_per_worker(1.0).cpus_per_worker(4.0);
-/// let in_zone_a = Scaling::workers(2).labels("zone=a").memory_per_worker(8 << 30).resource_per_worker("license", 1.0);
+/// let in_zone_a = Scaling::workers(2).labels("zone=a").memory_per_worker(wingbeat::ByteSize::gib(8)).resource_per_worker("license", 1.0);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaling {
@@ -79,9 +79,9 @@ impl Scaling {
         self
     }
 
-    /// Memory that is reserved for each rank, in bytes.
-    pub fn memory_per_worker(mut self, bytes: u64) -> Scaling {
-        self.memory = bytes;
+    /// Memory that is reserved for each rank: `ByteSize::gib(8)`, or a number of bytes.
+    pub fn memory_per_worker(mut self, size: impl Into<ByteSize>) -> Scaling {
+        self.memory = size.into().bytes();
         self
     }
 
