@@ -83,11 +83,10 @@ pub(crate) struct WorkerArgs {
     /// CPUs to offer; all if nothing is said.
     #[arg(long, value_parser = sizes::count)]
     num_cpus: Option<u32>,
-    /// GPUs to offer, the first that there are; all that the driver knows if nothing is said, and none with 0. More than there are only
-    /// pretends, to try things out.
+    /// Number of GPUs to offer (default: all). More than the machine has are pretended, for tests of programs.
     #[arg(long, value_parser = sizes::count)]
     num_gpus: Option<u32>,
-    /// Memory to pretend that each GPU has, such as 16GiB, to try things out.
+    /// Pretended memory of each GPU, such as 16GiB, for tests of programs.
     #[arg(long, value_parser = sizes::some_bytes)]
     gpu_memory: Option<u64>,
     /// A custom resource to offer, as NAME=AMOUNT; may be repeated.

@@ -11,10 +11,9 @@ use crate::joining::Joining;
 use crate::say::say;
 use crate::sizes;
 
-/// Find out what would go wrong with training on a cluster's nodes: whether each reaches each other, and their versions,
-/// clocks and shared memory.
+/// Check a cluster's nodes before training: whether each reaches every other, and their versions, clocks and shared memory.
 ///
-/// A run on several machines does the same before it starts. Ends with 1 if something would keep a run from working.
+/// A run on several machines makes the same checks before it starts. The exit code is 1 if a check has failed.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct DoctorArgs {

@@ -39,7 +39,7 @@ pub(crate) struct TorchrunArgs {
     /// The run's id, as TORCHELASTIC_RUN_ID.
     #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", hide_env = true)]
     rdzv_id: Option<String>,
-    /// How ranks would find each other; Wingbeat tells them, whichever this is.
+    /// Accepted for compatibility and ignored: Wingbeat does the rendezvous.
     #[arg(long, alias = "rdzv_backend", default_value = "c10d", value_parser = ["c10d", "static"], env = "PET_RDZV_BACKEND", hide_env = true)]
     rdzv_backend: String,
     /// Only this machine, as localhost:PORT; 0 for a free port.
@@ -61,7 +61,7 @@ pub(crate) struct TorchrunArgs {
         hide_env = true
     )]
     monitor_interval: f64,
-    /// Scripts are started as new processes, or forked from one with torch imported.
+    /// Accepted for compatibility: scripts have no other method than spawn.
     #[arg(long, alias = "start_method", default_value = "spawn", value_parser = ["spawn"], env = "PET_START_METHOD", hide_env = true)]
     start_method: String,
     /// The name of the ranks' role.

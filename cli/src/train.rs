@@ -90,10 +90,10 @@ pub(crate) struct TrainArgs {
     /// as it takes, and what no nodes could hold is an error at once.
     #[arg(long, value_parser = humantime::parse_duration)]
     wait_for_room: Option<Duration>,
-    /// After how long without output or report the ranks' stacks are shown, and who keeps the others waiting.
+    /// If no rank prints or reports for this long, show every rank's stack and name the ranks that the others wait for.
     #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
     hang_timeout: Duration,
-    /// A run that hangs has failed, and is started again if it may.
+    /// Treat a run that hangs as failed: it is started again, within --max-failures.
     #[arg(long)]
     restart_on_hang: bool,
     /// Where checkpoints are stored, and gone on from: a folder that all nodes share, or s3://…, gs://…, az://….

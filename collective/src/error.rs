@@ -45,7 +45,7 @@ pub enum CollectiveError {
         /// How long the others waited.
         seconds: u64,
     },
-    /// What was asked for makes no sense.
+    /// The options or arguments are invalid.
     #[error("{0}")]
     Invalid(String),
     /// An earlier operation has failed.

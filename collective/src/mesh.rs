@@ -407,7 +407,7 @@ impl Mesh {
     /// Lets the others know that this member takes part no more.
     pub(crate) fn close(&self) {
         for peer in self.whole.peers.iter().flatten() {
-            // One that is gone needs not be told.
+            // A peer that has disconnected needs no shutdown.
             let _ = rustix::net::shutdown(peer, rustix::net::Shutdown::Both);
         }
     }

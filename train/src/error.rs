@@ -33,7 +33,7 @@ pub enum TrainError {
     },
     /// A node does not have the interpreter.
     #[error(
-        "the Python interpreter `{python}` does not run on {node}: {why}; name another with --python or WINGBEAT_PYTHON"
+        "the Python interpreter `{python}` does not run on {node}: {why}; name another (--python, TorchTrainer::python or WINGBEAT_PYTHON)"
     )]
     PythonNotFound {
         /// The interpreter.
@@ -112,7 +112,7 @@ pub enum TrainError {
         node: String,
     },
     /// Checkpoints cannot be stored or read.
-    #[error("the storage of checkpoints: {0}")]
+    #[error("checkpoint storage: {0}")]
     Storage(String),
     /// A checkpoint for whose storing no rank waited was not stored.
     #[error("a checkpoint was not stored: {0}")]
@@ -148,7 +148,7 @@ pub enum TrainError {
         /// What became of its call.
         cause: Box<wingbeat::Error>,
     },
-    /// What was asked for makes no sense.
+    /// The options or arguments are invalid.
     #[error("{0}")]
     Invalid(String),
     /// The runtime failed.

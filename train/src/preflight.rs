@@ -114,7 +114,12 @@ fn judge(nodes: &[Facts], unreached: &[Vec<Option<String>>]) -> Vec<Finding> {
     for facts in nodes {
         let node = &facts.node;
         if let Some(why) = &facts.python_error {
-            find(true, format!("Python does not run on {node}: {why}; name another with --python or WINGBEAT_PYTHON"));
+            find(
+                true,
+                format!(
+                    "Python does not run on {node}: {why}; name another (--python, TorchTrainer::python or WINGBEAT_PYTHON)"
+                ),
+            );
         } else if !facts.versions.contains_key("torch") {
             find(false, format!("{node} has no torch; install it there with pip"));
         }

@@ -135,7 +135,9 @@ pub enum Error {
         by: String,
     },
     /// The process that owned the object is gone, and the object with it.
-    #[error("the owner of {object}, process {owner}, is gone; make the object again from a process that lives on")]
+    #[error(
+        "the owner of {object}, process {owner}, has ended, and the object with it; make such objects in the driver or in an actor, or submit the task again"
+    )]
     OwnerDied {
         /// The object.
         object: ObjectId,
@@ -250,7 +252,7 @@ pub enum Error {
     /// A value is larger than the node's store.
     #[error(
         "{what} needs {size} bytes, and the node's store has {store} bytes. A value is written to the store before it can \
-         be spilled, so the {disk} bytes of spill space do not help: raise --object-store-memory, or split the value"
+         be spilled, so the {disk} bytes of spill space do not help: give the store more memory, or split the value"
     )]
     ObjectTooLarge {
         /// Which object.

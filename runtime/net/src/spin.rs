@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 const LONG: Duration = Duration::from_millis(1);
 /// It is looked no shorter than this: many messages come sooner, and now and then one needs a little longer.
 const SHORT: Duration = Duration::from_micros(100);
-/// So many messages come in quick succession where one side waits for the other, and seldom by chance: among tasks of mixed
-/// lengths, a thread that looks is in the way of one that works.
+/// A thread polls its socket only after this many messages in quick succession, as in a ping-pong. Among tasks of mixed lengths,
+/// a polling thread would take the core from user code.
 const STREAK: u32 = 16;
 /// So many after a miss among many that came.
 const SHORT_STREAK: u32 = 4;

@@ -412,7 +412,7 @@ impl Attempt<'_> {
 
     fn tell_one(&self, rank: usize, id: u64, answer: &Answer) {
         if let Some(member) = self.group.ranks.get(rank) {
-            // One that is gone needs no answer.
+            // A rank that has ended has disconnected, so its answer is dropped.
             drop(member.handle.answer(id, answer.clone()));
         }
     }

@@ -184,7 +184,7 @@ impl ObjectTable {
         self.objects.get(&object.id()).is_some_and(|known| std::ptr::eq(&**known, object))
     }
 
-    /// Whether, with `id`, most of many objects have been freed: then their memory is to be given back, once.
+    /// True once when most of many objects have been freed: the table then returns their memory. `id` is the object that was freed last.
     pub(crate) fn has_ebbed(&self, id: ObjectId) -> bool {
         if !id.task.seq.is_multiple_of(SAMPLE) {
             return false;
