@@ -183,3 +183,70 @@ fn shown(error: Option<&PythonError>, stderr: &[String]) -> String {
         None => format!("; its last lines of stderr:\n    {}", stderr.join("\n    ")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One of each variant.
+    fn examples() -> Vec<TrainError> {
+        let (node, python, why) = (|| "node-a".to_owned(), || "python3".to_owned(), || "the reason".to_owned());
+        let lost = || Box::new(wingbeat::Error::NoSession);
+        let raised = PythonError {
+            kind: "ValueError".into(),
+            message: "no".into(),
+            traceback: "Traceback (most recent call last):\n  File \"a.py\", line 1\nValueError: no\n".into(),
+            pickled: None,
+        };
+        let failed = |python_error| TrainError::RankFailed {
+            rank: 1,
+            node: node(),
+            exit: "exited with code 1".into(),
+            code: Some(1),
+            python_error,
+            stderr: vec!["a line".into(), "another".into()],
+        };
+        vec![
+            TrainError::ScriptNotFound { script: "a.py".into(), node: node(), working_dir: "/home/me".into() },
+            TrainError::PythonNotFound { python: python(), node: node(), why: why() },
+            TrainError::PythonDiffers { versions: "3.11 on node-a, 3.12 on node-b".into() },
+            TrainError::TorchMissing { rank: 1, python: python() },
+            TrainError::NotEnoughResources { workers: 2, each: "1 GPU".into(), why: why() },
+            failed(Some(Box::new(raised))),
+            failed(None),
+            TrainError::RankLost { rank: 1, node: node(), cause: lost() },
+            TrainError::Hangs { seconds: 600, lagging: "rank 1".into() },
+            TrainError::PortTaken { port: 29500, node: node() },
+            TrainError::Storage(why()),
+            TrainError::CheckpointLost(why()),
+            TrainError::Grows { ranks: 4 },
+            TrainError::Moves { node: NodeId(1), why: why() },
+            TrainError::Preflight(vec!["node-a does not reach node-b".into(), "clocks differ by 5 s".into()]),
+            TrainError::stopped(),
+            TrainError::FunctionFailed { rank: 1, cause: lost() },
+            TrainError::Invalid("what is wrong with it".into()),
+            TrainError::Runtime(wingbeat::Error::NoSession),
+        ]
+    }
+
+    /// A new variant does not compile here: give it an example above, too.
+    fn has_an_example(error: &TrainError) {
+        use TrainError::*;
+        match error {
+            ScriptNotFound { .. } | PythonNotFound { .. } | PythonDiffers { .. } | TorchMissing { .. } => {}
+            NotEnoughResources { .. } | RankFailed { .. } | RankLost { .. } | Hangs { .. } | PortTaken { .. } => {}
+            Storage(_) | CheckpointLost(_) | Grows { .. } | Moves { .. } | Preflight(_) | Stopped { .. } => {}
+            FunctionFailed { .. } | Invalid(_) | Runtime(_) => {}
+        }
+    }
+
+    #[test]
+    fn every_error_says_what_failed_and_why() {
+        let text = |error: &TrainError| {
+            has_an_example(error);
+            let variant: String = format!("{error:?}").chars().take_while(|letter| letter.is_alphanumeric()).collect();
+            format!("{variant}\n    {error}")
+        };
+        insta::assert_snapshot!(examples().iter().map(text).collect::<Vec<_>>().join("\n"));
+    }
+}

@@ -7,6 +7,8 @@ mod byte_size;
 mod checked;
 pub mod codec;
 pub mod error;
+#[cfg(test)]
+mod error_texts;
 pub mod ids;
 pub mod kind;
 pub mod labels;
