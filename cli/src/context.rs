@@ -22,7 +22,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "WINGBEAT_NAMESPACE";
 pub(crate) const NONE: &str = "none";
 
 /// Commands that talk to no cluster, or are one.
-const WITHOUT: [&str; 5] = [HEAD, "devices", "replay", "context", "help"];
+const WITHOUT: [&str; 6] = [HEAD, "devices", "replay", "context", "completions", "help"];
 const HEAD: &str = "head";
 
 /// List the clusters that the configuration names, or choose one.
@@ -293,6 +293,16 @@ mod tests {
 
     const TEXT: &str = "# mine\n[context.lab]\naddress = \"10.0.0.1:6420\"\ntoken_file = \"lab-token\"\n\n\
                         [context.prod] # careful\naddress = \"a:6420,b:6420\"\nnamespace = \"vision\"\n";
+
+    #[test]
+    fn every_command_has_an_address_or_needs_none() {
+        use clap::CommandFactory;
+        for command in crate::Cli::command().get_subcommands() {
+            let address = if command.get_name() == "worker" { "head" } else { "address" };
+            let has_address = command.get_arguments().any(|argument| argument.get_id() == address);
+            assert!(has_address || WITHOUT.contains(&command.get_name()), "{}", command.get_name());
+        }
+    }
 
     #[test]
     fn a_context_becomes_what_the_command_reads() {

@@ -2,6 +2,7 @@
 
 mod aside;
 mod cluster;
+mod completions;
 mod context;
 mod daemons;
 mod devices;
@@ -64,6 +65,7 @@ enum Command {
     Torchrun(torchrun::TorchrunArgs),
     Replay(replay::ReplayArgs),
     Context(context::ContextArgs),
+    Completions(completions::CompletionsArgs),
 }
 
 fn main() -> ExitCode {
@@ -126,6 +128,7 @@ fn main() -> ExitCode {
             Command::Devices(args) => devices::devices(&args),
             Command::Replay(args) => replay::replay(&args),
             Command::Context(args) => context::run(&args),
+            Command::Completions(args) => completions::print(&args, &mut Cli::command()),
             Command::Doctor(args) => return doctor::run(args).await,
             Command::Train(args) => return train::train(args).await,
             Command::Torchrun(args) => return torchrun::torchrun(args).await,
