@@ -32,15 +32,15 @@ fn stopped_by(signal: Option<i32>) -> u8 {
 /// On the cluster at --address or $WINGBEAT_ADDRESS; without either, on this machine, with a cluster that lives as long as
 /// the command.
 ///
-///     wingbeat train --workers 2 train.py -- --epochs 3
+///     wingbeat train --workers 2 train.py --epochs 3
 // A field for each option.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TrainArgs {
     /// The script, on every node at this path; with --module, a module.
     script: String,
-    /// Arguments of the script, after --.
-    #[arg(last = true)]
+    /// Arguments of the script, from the first that is no option of this command; all that comes after --.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
     /// Number of ranks; LEAST:MOST for as many as fit. With --nodes, the number on each.
     #[arg(long, short = 'n', default_value = "1", value_parser = sizes::range)]
@@ -450,7 +450,32 @@ fn described(error: &TrainError) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+
     use super::*;
+
+    /// What a command line gives the script, and the number of ranks.
+    fn parsed(line: &str) -> Result<(String, u32), clap::Error> {
+        let command = crate::Cli::command();
+        let matches = command.try_get_matches_from(["wingbeat", "train"].into_iter().chain(line.split(' ')))?;
+        let args = TrainArgs::from_arg_matches(matches.subcommand_matches("train").unwrap())?;
+        Ok((args.args.join(" "), args.workers.0))
+    }
+
+    #[test]
+    fn a_script_has_its_arguments_with_and_without_dashes_before_them() {
+        let of = |line| parsed(line).unwrap();
+        assert_eq!(of("-n 2 a.py"), (String::new(), 2));
+        assert_eq!(of("-n 2 a.py --epochs 3 -x"), ("--epochs 3 -x".to_owned(), 2));
+        assert_eq!(of("-n 2 a.py data --workers 4"), ("data --workers 4".to_owned(), 2), "it begins with its first");
+        assert_eq!(of("-n 2 a.py -- --workers 4"), ("--workers 4".to_owned(), 2));
+        assert_eq!(of("-n 2 a.py x -- y"), ("x -- y".to_owned(), 2));
+        assert_eq!(of("a.py --workers 4"), (String::new(), 4), "an option of ours, as before");
+        assert!(
+            parsed("--worker 4 a.py").unwrap_err().to_string().contains("--workers"),
+            "a slip before the script is found"
+        );
+    }
 
     #[test]
     fn more_ranks_than_a_machine_can_hold_are_refused_with_what_to_do() {

@@ -279,6 +279,7 @@ fn every_command_line_of_a_page_is_one_that_the_command_takes() {
                 continue;
             };
             let mut rest = words[2..].iter().peekable();
+            let mut has_script = false;
             while let Some(word) = rest.next() {
                 // What follows is the script's own.
                 let is_script = !word.starts_with('-') && command == "torchrun";
@@ -286,10 +287,12 @@ fn every_command_line_of_a_page_is_one_that_the_command_takes() {
                     break;
                 }
                 if !word.starts_with('-') {
+                    has_script |= command == "train";
                     continue;
                 }
                 let name = word.split('=').next().unwrap_or(word);
                 match options.get(name) {
+                    None if has_script => break,
                     None => wrong.push(format!("{line}: {name}")),
                     Some(true) if !word.contains('=') => {
                         rest.next();
