@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -165,11 +166,12 @@ def test_ranks_that_end_with_their_warm_python_say_so(run, write, cluster):
 
 
 @contextlib.contextmanager
-def parent(name, idle="60", modules=(), **env):
+def parent(name, idle="60", modules=(), stderr=None, **env):
     """A parent of its own, and how to greet it."""
     name = f"wingbeat-test-{os.getpid()}-{name}"
     env = {**os.environ, "WINGBEAT_RANK_PARENT": str(os.getpid()), **env}
-    with subprocess.Popen([sys.executable, WARM, name, idle, *modules], env=env, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, WARM, name, idle, *modules]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         try:
             assert process.stdout.readline() == "listening\n"
 
@@ -202,6 +204,60 @@ def test_requests_that_make_no_sense_harm_nobody():
             os.close(read)
         with greet() as (_, answer):
             assert "python" in answer, "and the next is served"
+
+
+def test_a_parent_that_cannot_fork_says_so_and_keeps_no_streams(tmp_path):
+    (tmp_path / "no_fork.py").write_text(
+        "import errno, os\ndef fork():\n    raise OSError(errno.EAGAIN, 'no processes are left')\nos.fork = fork\n"
+    )
+    with parent("no-fork", modules=["no_fork"], PYTHONPATH=str(tmp_path)) as (process, greet):
+        opened = []
+        for _ in range(3):
+            with greet() as (stream, answer), stream.makefile("r") as said, open(os.devnull, "w") as nothing:
+                assert "python" in answer
+                request = {"args": ["x.py"], "env": {}, "cwd": str(tmp_path)}
+                socket.send_fds(stream, [json.dumps(request).encode() + b"\n"], [nothing.fileno()] * 3)
+                told = json.loads(said.readline())
+                assert "could not be forked: [Errno 11] no processes are left" in told["refused"] and not told["retires"]
+                assert said.readline() == "", "the connection is closed"
+                opened.append(len(os.listdir(f"/proc/{process.pid}/fd")))
+        assert opened[0] == opened[-1], opened
+
+
+def test_a_parent_without_descriptors_serves_again_once_there_are_some(tmp_path):
+    (tmp_path / "full.py").write_text(textwrap.dedent("""
+        import os, resource, signal
+        opened = []
+        def fill(*_):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            try:
+                while True:
+                    opened.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                print("full", flush=True)
+        def free(*_):
+            while opened:
+                os.close(opened.pop())
+        signal.signal(signal.SIGUSR1, fill)
+        signal.signal(signal.SIGUSR2, free)
+    """))
+    script = tmp_path / "runs.py"
+    script.write_text("")
+    with parent("full", modules=["full"], stderr=subprocess.PIPE, PYTHONPATH=str(tmp_path)) as (process, greet):
+        with greet() as (stream, answer):  # it has imported its modules, and closes the connection
+            assert "python" in answer
+            stream.shutdown(socket.SHUT_WR)
+            assert stream.recv(1) == b""
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "full\n"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            stream.connect(f"\0wingbeat-test-{os.getpid()}-full")
+            assert "a request failed: [Errno 24]" in process.stderr.readline()
+            process.send_signal(signal.SIGUSR2)
+            with stream.makefile("r") as answers:
+                assert "python" in json.loads(answers.readline())
+        with rank(greet, script) as said:
+            assert json.loads(said.readline())["status"] == 0
 
 
 @contextlib.contextmanager
@@ -246,20 +302,54 @@ def test_a_parent_retires_when_packages_change_and_its_ranks_go_on(tmp_path, set
 
 
 def test_ranks_go_on_when_what_is_imported_for_the_next_cannot_be(tmp_path):
-    torch, tried = tmp_path / "torch", tmp_path / "tried"
-    torch.mkdir()
+    torch, tried = tmp_path / "packages" / "torch", tmp_path / "tried"
+    torch.mkdir(parents=True)
     (torch / "__init__.py").write_text("class default_generator:\n    seed = staticmethod(lambda: 0)\n")
     script = tmp_path / "waits.py"
     script.write_text(f"import os\nwhile not os.path.exists({str(tried)!r}):\n    os.sched_yield()\n")
     for number, ending in enumerate(["raise KeyError('getpwuid')", "raise SystemExit(3)"]):
         (torch / "_dynamo.py").write_text(f"open({str(tried)!r}, 'w')\n{ending}\n")
-        with parent(f"later-{number}", modules=["torch"], PYTHONPATH=str(tmp_path)) as (process, greet):
+        with parent(f"later-{number}", modules=["torch"], PYTHONPATH=str(torch.parent)) as (process, greet):
             with rank(greet, script) as said:
                 assert json.loads(said.readline())["status"] == 0
             with rank(greet, script) as said:
                 assert json.loads(said.readline())["status"] == 0, "and others are forked"
             assert process.poll() is None
         tried.unlink()
+
+
+def test_nothing_is_half_imported_in_ranks_when_what_is_imported_for_them_lacks_something(tmp_path):
+    torch, tried = tmp_path / "packages" / "torch", tmp_path / "tried"
+    (torch / "_dynamo").mkdir(parents=True)
+    (torch / "__init__.py").write_text("class default_generator:\n    seed = staticmethod(lambda: 0)\n")
+    (torch / "_dynamo" / "config.py").write_text("")
+    (torch / "_dynamo" / "__init__.py").write_text(f"import torch._dynamo.config\nopen({str(tried)!r}, 'w')\nimport of_the_script\n")
+    waits, uses = tmp_path / "waits.py", tmp_path / "uses.py"
+    waits.write_text(f"import os\nwhile not os.path.exists({str(tried)!r}):\n    os.sched_yield()\n")
+    uses.write_text(
+        "import sys, types\nassert not [name for name in sys.modules if 'dynamo' in name]\n"
+        "sys.modules['of_the_script'] = types.ModuleType('of_the_script')\nimport torch._dynamo\ntorch._dynamo.config\n"
+    )
+    with parent("half", modules=["torch"], PYTHONPATH=str(torch.parent)) as (process, greet):
+        for script in (waits, uses):
+            with rank(greet, script) as said:
+                assert json.loads(said.readline())["status"] == 0, script
+        assert process.poll() is None
+
+
+def test_what_nearly_every_script_needs_is_imported_while_nobody_asks(tmp_path):
+    torch, tried = tmp_path / "packages" / "torch", tmp_path / "tried"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("class default_generator:\n    seed = staticmethod(lambda: 0)\n")
+    (torch / "_dynamo.py").write_text(f"import os\nos.mkdir({str(tried)!r} + '-' + str(os.getpid()))\n")
+    with parent("early", modules=["torch"], PYTHONPATH=str(torch.parent)) as (process, greet):
+        script = tmp_path / "waits.py"
+        script.write_text(f"import os\nwhile not os.path.exists('{tried}-{process.pid}'):\n    os.sched_yield()\n")
+        uses = tmp_path / "uses.py"
+        uses.write_text("import sys\nassert 'torch._dynamo' in sys.modules\n")
+        for each in (script, uses):
+            with rank(greet, each) as said:
+                assert json.loads(said.readline())["status"] == 0, each
 
 
 def test_ranks_are_forked_also_where_no_folder_is_put_into_the_path_and_where_not_all_text_is_known(tmp_path):

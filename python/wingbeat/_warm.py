@@ -35,16 +35,18 @@ import time
 
 TYPE_CHECKING = False  # as of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, BinaryIO, NoReturn
 
     Request = dict[str, Any]
     # The folders that modules come from, each with whether something was imported from it, and the modules' names.
     Origins = tuple[list[tuple[str, bool]], set[str]]
 
 # What importing torch alone leaves for later, and nearly every script needs: imported while nobody waits.
-LATER = ("torch._dynamo?",)
+LATER = ("torch._dynamo",)
 # How long nobody must have asked for anything before that.
 QUIET_SECONDS = 2.0
+# How long to wait where there is no memory or no descriptor for whoever asks: the next try would find the same.
+EXHAUSTED_SECONDS = 0.1
 REQUEST_LIMIT = 64 << 20
 ASK_STACKS = 255
 # What CDLL(None).prctl takes, <linux/prctl.h>.
@@ -90,6 +92,78 @@ def load(modules: "list[str] | tuple[str, ...]") -> None:
                 print(f"not imported: {name}: {error}", file=sys.stderr, flush=True)
 
 
+class Later:
+    """Modules that are imported while nobody asks for ranks, which need them to begin sooner, and not to run. A child imports
+    them first: what an import that fails leaves behind, no rank can be rid of."""
+
+    def __init__(self, modules: "tuple[str, ...]") -> None:
+        self.modules = modules
+        self.answer: BinaryIO | None = None  # of the child, while it tries: a byte, or an end
+        self._child = 0
+        self._is_tried = False
+
+    def is_due(self) -> bool:
+        return bool(self.modules) and self.answer is None
+
+    def go_on(self, listener: socket.socket) -> bool:
+        """Has a child try, or imports what it could import; whether something was imported."""
+        import importlib
+
+        if self._is_tried:
+            for module in self.modules:
+                importlib.import_module(module)
+            self.modules = ()
+            return True
+        try:
+            read, write = os.pipe()
+            self.answer = os.fdopen(read, "rb", 0)
+            try:
+                self._child = self._try(listener, write)
+            finally:
+                os.close(write)
+        except OSError:
+            self.give_up()
+        return False
+
+    def take_answer(self) -> None:
+        assert self.answer is not None
+        self._child = 0  # it ends, and nobody keeps its id
+        if self.answer.read(1):
+            self.answer.close()
+            self.answer = None
+            self._is_tried = True
+        else:
+            self.give_up()
+
+    def give_up(self) -> None:
+        self.modules = ()
+        if self.answer is not None:
+            self.answer.close()
+            self.answer = None
+        if self._child:
+            try:
+                os.kill(self._child, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def _try(self, listener: socket.socket, write: int) -> int:
+        import importlib
+
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            try:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                tie_to_parent(parent)
+                for module in self.modules:
+                    importlib.import_module(module)
+                os.write(write, b"1")
+            finally:
+                os._exit(0)
+        return child
+
+
 def serve(listener: socket.socket, idle: float) -> None:
     import gc
 
@@ -97,62 +171,79 @@ def serve(listener: socket.socket, idle: float) -> None:
     made_of = fingerprint(imported)
     gc.collect()
     gc.freeze()  # a collection in a rank would write to, and so copy, what it shares
-    later = list(LATER) if "torch" in sys.modules else []
+    later = Later(LATER if "torch" in sys.modules else ())
     children = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are nobody's business when they end
     while True:
-        ready, _, _ = select.select([listener], [], [], QUIET_SECONDS if later else idle)
+        own: list[Any] = [listener] if later.answer is None else [listener, later.answer]
+        ready, _, _ = select.select(own, [], [], QUIET_SECONDS if later.is_due() else idle)
+        if later.answer in ready:
+            later.take_answer()
+            continue
+        if not ready and not later.is_due():
+            later.give_up()
+            if has_children():
+                continue
+            return
         if not ready:
-            if not later:
-                if has_children():
-                    continue
-                return
             if fingerprint(imported) != made_of:
                 break
             signal.signal(signal.SIGCHLD, children)
-            before = set(sys.modules)
             try:
-                load(later)
+                has_imported = later.go_on(listener)
             except (Exception, SystemExit):
-                # Ranks need it to begin sooner, and not to run. A script that imports it begins anew, and is told why.
-                for name in set(sys.modules) - before:
-                    if name.startswith("torch."):
-                        del sys.modules[name]
-            later = []
-            imported = origins()
-            made_of = fingerprint(imported)
-            gc.collect()
-            gc.freeze()
+                break  # a child could import it: the next Python begins without what is left of this
+            if has_imported:
+                imported = origins()
+                made_of = fingerprint(imported)
+                gc.collect()
+                gc.freeze()
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             continue
-        connection, _ = listener.accept()
-        with connection:
-            if not is_ours(connection):
-                continue
-            changed = fingerprint(imported) != made_of
-            refused = "its interpreter or its packages have changed" if changed else why_not_fork()
-            try:
-                version = ".".join(map(str, sys.version_info[:2]))
-                say(connection, {"refused": refused, "retires": changed} if refused else {"python": version})
-                if not refused:
-                    connection.settimeout(60)
-                    request, streams = receive(connection)
-                    connection.settimeout(None)
-                    shadow = why_not_this_script(request) if request is not None else None
-                    if shadow is not None:
-                        for stream in streams:
-                            os.close(stream)
-                        say(connection, {"refused": shadow, "retires": False})
-                    elif request is not None:
-                        fork_keeper(listener, connection, request, streams)
-            except (OSError, ValueError, LookupError, TypeError) as error:
-                # Whoever asked is gone, or has made no sense; others are not to suffer from it.
-                print(f"a request failed: {error}", file=sys.stderr, flush=True)
-            if changed:
-                break
+        changed = False
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                if not is_ours(connection):
+                    continue
+                changed = fingerprint(imported) != made_of
+                refused = "its interpreter or its packages have changed" if changed else why_not_fork()
+                if refused:
+                    say(connection, {"refused": refused, "retires": changed})
+                else:
+                    say(connection, {"python": ".".join(map(str, sys.version_info[:2]))})
+                    serve_request(connection, own)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            # Whoever asked is gone, or has made no sense; others are not to suffer from it.
+            print(f"a request failed: {error}", file=sys.stderr, flush=True)
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                time.sleep(EXHAUSTED_SECONDS)
+        if changed:
+            break
     listener.close()
+    later.give_up()
     print("retired", flush=True)
     while has_children(wait=True):
         pass
+
+
+def serve_request(connection: socket.socket, own: "list[Any]") -> None:
+    """Takes one request, and forks a rank for it or says why not; `own` is what no rank is to have of this process."""
+    connection.settimeout(60)
+    request, streams = receive(connection)
+    connection.settimeout(None)
+    if request is None:
+        return
+    try:
+        refused = why_not_this_script(request)
+        if refused is None:
+            fork_keeper(own, connection, request, streams)
+    except OSError as error:
+        refused = f"its process could not be forked: {error}"
+    finally:
+        for stream in streams:
+            os.close(stream)
+    if refused is not None:
+        say(connection, {"refused": refused, "retires": False})
 
 
 def has_children(wait: bool = False) -> bool:
@@ -285,26 +376,24 @@ def receive(connection: socket.socket) -> "tuple[Request | None, list[int]]":
             os.close(stream)
 
 
-def fork_keeper(
-    listener: socket.socket, connection: socket.socket, request: "Request", streams: "list[int]"
-) -> None:
+def fork_keeper(own: "list[Any]", connection: socket.socket, request: "Request", streams: "list[int]") -> None:
     parent = os.getpid()
-    if os.fork() == 0:
-        try:
-            listener.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            tie_to_parent(parent)
-            keeper = os.getpid()
-            rank = os.fork()
-            if rank == 0:
-                connection.close()
-                tie_to_parent(keeper)
-                run(request, streams)  # does not return
-            keep(connection, rank, streams, int(request["env"].get("WINGBEAT_STACKS", "0").split(":")[0]))
-        finally:
-            os._exit(70)
-    for stream in streams:
-        os.close(stream)
+    if os.fork() != 0:
+        return
+    try:
+        for descriptor in own:
+            descriptor.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        tie_to_parent(parent)
+        keeper = os.getpid()
+        rank = os.fork()
+        if rank == 0:
+            connection.close()
+            tie_to_parent(keeper)
+            run(request, streams)  # does not return
+        keep(connection, rank, streams, int(request["env"].get("WINGBEAT_STACKS", "0").split(":")[0]))
+    finally:
+        os._exit(70)
 
 
 def prctl(option: int, value: int) -> None:

@@ -34,7 +34,7 @@ const MODULES: [&str; 4] = ["torch?", "torch.distributed?", "torch.nn.parallel?"
 /// Further modules to import, with commas between.
 const MORE_MODULES: &str = "WINGBEAT_WARM_IMPORTS";
 /// Variables that are read when Python starts or when a module is imported begin with one of these.
-const READ_AT_START: [&str; 25] = [
+const READ_AT_START: [&str; 28] = [
     "PYTHON",
     "LD_",
     "TORCH",
@@ -60,6 +60,10 @@ const READ_AT_START: [&str; 25] = [
     "ATEN_",
     "TMP",
     "TEMP",
+    // Who the user is, where no file says so: getpass.getuser.
+    "USER",
+    "LOGNAME",
+    "LNAME",
 ];
 /// And these, of them, are read later, or set again in the fork.
 const READ_LATER: [&str; 7] = [
