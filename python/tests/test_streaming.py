@@ -888,9 +888,39 @@ def test_types_of_pandas_that_hold_nulls_stay(tmp_path, monkeypatch):
         assert list(map(str, batch.dtypes)) == ["Int64", "boolean", "int64[pyarrow]", "category", "int64"]
         assert rank or batch["id"].tolist() == [large, pandas.NA]
     indexed = pa.Table.from_pandas(frame.set_index("id"))
-    _sending.write_parts(_sending.table_of(indexed), str(tmp_path), 2)
+    (tmp_path / "indexed").mkdir()
+    _sending.write_parts(_sending.table_of(indexed), str(tmp_path / "indexed"), 2)
+    monkeypatch.setenv("WINGBEAT_SHARD_train", str(tmp_path / "indexed/1.arrow"))
     (batch,) = get_dataset_shard().iter_batches(batch_format="pandas")
     assert batch.index.name == "id" and batch["n"].tolist() == [3, 4]
+
+
+def test_the_index_of_a_dataframe_is_no_column():
+    pandas = pytest.importorskip("pandas")
+    from wingbeat import _sending
+
+    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0, 1, 0]})
+    for rows in (frame, frame.sample(frac=1, random_state=1), frame[frame.y == 0], frame.set_index(pandas.Index([7, 8, 9], name="id"))):
+        assert _sending.table_of(rows).column_names == ["x", "y"]
+
+
+def test_a_shard_of_a_table_is_shuffled_anew_in_each_epoch_however_it_is_asked_for(tmp_path, monkeypatch):
+    from wingbeat import _sending
+    from wingbeat.train import get_dataset_shard
+
+    _sending.write_parts(pa.table({"id": range(50)}), str(tmp_path), 1)
+    monkeypatch.setenv("WINGBEAT_SHARD_train", str(tmp_path / "0.arrow"))
+
+    def epoch():
+        return [row for batch in get_dataset_shard().iter_batches(batch_size=7, shuffle_seed=1) for row in batch["id"].tolist()]
+
+    orders = [epoch() for _ in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0] and all(sorted(order) == list(range(50)) for order in orders)
+    get_dataset_shard().set_epoch(1)
+    assert [epoch(), epoch()] == orders[1:]
+    with pytest.raises(ValueError, match="not negative"):
+        get_dataset_shard().set_epoch(-1)
+
 
 def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "rows.parquet"

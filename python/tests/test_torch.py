@@ -187,6 +187,32 @@ def test_each_rank_has_its_own_rows():
     assert [part for part, _ in parts] == [[0, 1], [2, 3, 4]] and parts[0][1][:2] == ["x", "y"]
 
 
+def test_what_a_rank_starts_is_a_run_of_its_own(tmp_path):
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(100)}), tmp_path / "rows.parquet")
+
+    def inner():
+        from wingbeat import train
+
+        shard = train.get_dataset_shard("train")
+        context = train.get_context()
+        return shard.num_rows, train.get_checkpoint(), context.trial_id, context.experiment_name == context.run_id
+
+    def outer(path):
+        import os
+
+        from wingbeat import train
+        from wingbeat.torch import TorchDistributor
+
+        # As a rank of a trial has them that goes on from a checkpoint.
+        os.environ.update(WINGBEAT_CHECKPOINT="/a/checkpoint", WINGBEAT_TRIAL="trial_00000", WINGBEAT_EXPERIMENT="search")
+        return train.get_dataset_shard("train").num_rows, TorchDistributor(1, local_mode=True, use_gpu=False).run_on_dataframe(inner, path)
+
+    found = distributor(1).run_on_dataframe(outer, pyarrow.table({"id": range(7)}), str(tmp_path / "rows.parquet"))
+    assert found == (7, (100, None, None, True))
+
+
 def test_deepspeed_gets_its_configuration(tmp_path, write):
     script = write(
         "ds.py",

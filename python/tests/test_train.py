@@ -24,6 +24,7 @@ def test_outside_of_a_run_a_script_is_the_only_rank(tmp_path, monkeypatch):
     assert (context.world_rank, context.world_size, context.local_rank, context.restart_count) == (0, 1, 0, 0)
     assert train.get_checkpoint() is None
     train.report({"loss": 1})
+    monkeypatch.setattr("wingbeat.train._report._reported_here", None)
     monkeypatch.setenv("WINGBEAT_CHECKPOINT", "")
     train.report({"loss": 1}, checkpoint=tmp_path)
     assert train.get_checkpoint().path == str(tmp_path)

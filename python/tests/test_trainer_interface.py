@@ -15,6 +15,7 @@ def _outside_of_a_run(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WINGBEAT_RANK_SOCKET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WINGBEAT_CHECKPOINT", "")
+    monkeypatch.setattr("wingbeat.train._report._reported_here", None)
 
 
 def loop():
@@ -199,6 +200,35 @@ def test_batches_are_moved_whatever_holds_their_tensors():
     batch = moved({"a": [tensor], "b": (tensor, "text"), "c": pair(tensor, 1)}, meta)
     assert [batch["a"][0].device, batch["b"][0].device, batch["c"].x.device] == [meta] * 3
     assert batch["b"][1] == "text" and batch["c"].y == 1
+
+
+def test_copies_ahead_wait_for_batches_whose_tensors_cannot_be_seen(monkeypatch):
+    import contextlib
+
+    import torch
+
+    from wingbeat.train import _prepare
+
+    class Graph:
+        def to(self, device):
+            return self
+
+    class Stream:
+        def __init__(self, *_):
+            self.waited = []
+
+        def wait_stream(self, other):
+            self.waited.append(other)
+
+    side, current = Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(_prepare, "_in_use", lambda batch, stream: None)
+    for batch, waits in ((torch.zeros(1), 0), ({"x": [torch.zeros(1)], "name": "a"}, 0), ((Graph(), torch.zeros(1)), 3)):
+        side.waited.clear()
+        loader = _prepare._OnDevice(torch.utils.data.DataLoader([batch] * 3, collate_fn=lambda batches: batches[0]), torch.device("cpu"), True)
+        assert len(list(loader)) == 3 and side.waited == [current] * waits
 
 
 def test_gpus_of_a_node_are_shared_in_the_order_of_ranks(monkeypatch):

@@ -25,6 +25,12 @@ _APART_S = 1.1
 # The exit code of a command that has ended well, of whose output some could not be written, as on a full disk.
 OUTPUT_IS_MISSING = 74
 
+# What only a rank's environment has: a run that a rank starts would take it for its own.
+_OF_A_RANK = (
+    "WINGBEAT_CHECKPOINT", "WINGBEAT_EXPERIMENT", "WINGBEAT_RANK_SOCKET", "WINGBEAT_TRIAL", "WINGBEAT_TRIAL_DIR"
+)
+_SHARD = "WINGBEAT_SHARD_"
+
 # How long what the command has written is waited for once it has ended.
 _REST_S = 5
 
@@ -46,6 +52,15 @@ def binary() -> str:
     if given and shutil.which(given) is None:
         raise RuntimeError(f"WINGBEAT_BIN is {given!r}, and there is no such command; leave it out if the package is installed")
     return found
+
+
+def environment() -> dict[str, str]:
+    """This process's environment for a command of `wingbeat`.
+
+    Returns:
+        The variables, without those that a run gives to its ranks: what a rank starts is a run of its own.
+    """
+    return {name: value for name, value in os.environ.items() if name not in _OF_A_RANK and not name.startswith(_SHARD)}
 
 
 def local_gpus() -> int:

@@ -138,7 +138,7 @@ class Launcher:
                 out.write(text)
             command += ["--file", f"{name}={path}"]
         # Contexts are for people at a terminal: a program says itself where it runs.
-        env = {**os.environ, **self.cluster, "WINGBEAT_CONTEXT": "none"}
+        env = {**_command.environment(), **self.cluster, "WINGBEAT_CONTEXT": "none"}
         if self.is_local:
             env.pop("WINGBEAT_ADDRESS", None)
         code = (self.command or _command.run)([*command, *what, "--", *arguments], env)

@@ -42,7 +42,7 @@ def table_of(rows: Any) -> pyarrow.Table:
     """A table of whatever holds rows.
 
     Args:
-        rows: A pyarrow Table, a pandas DataFrame, or what has `__arrow_c_stream__`.
+        rows: A pyarrow Table, a pandas DataFrame (its columns, without the index), or what has `__arrow_c_stream__`.
 
     Returns:
         The table.
@@ -54,10 +54,10 @@ def table_of(rows: Any) -> pyarrow.Table:
 
     if isinstance(rows, pyarrow.Table):
         return rows
+    if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas has both: its own way would make a column of the index
+        return pyarrow.Table.from_pandas(rows, preserve_index=False)
     if hasattr(rows, "__arrow_c_stream__"):
         return pyarrow.table(rows)
-    if hasattr(rows, "dtypes") and hasattr(rows, "columns"):
-        return pyarrow.Table.from_pandas(rows)
     kind = f"{type(rows).__module__}.{type(rows).__qualname__}"
     raise TypeError(f"a dataset must be a pyarrow Table, a pandas DataFrame or have __arrow_c_stream__; this is a {kind}")
 

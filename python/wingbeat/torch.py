@@ -159,7 +159,9 @@ class TorchDistributor:
         """Runs a function with a table, of which each rank has its own rows.
 
         `wingbeat.train.get_dataset_shard()` gives a rank its rows. Rank i has the i-th of `num_processes` parts, whose
-        numbers of rows differ by one at most. Of files, it gives a `wingbeat.train.StreamingShard`.
+        numbers of rows differ by one at most, and so may their numbers of batches: where each step is one of all ranks, as with
+        DistributedDataParallel, give files or a table whose rows divide. Of files, it gives a
+        `wingbeat.train.StreamingShard`, and all ranks have as many batches.
 
         Args:
             train_function: The function.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 _SHARDS = "WINGBEAT_SHARD_"
+_shards: dict[str, DatasetShard] = {}
 
 
 class DatasetShard:
@@ -43,6 +44,20 @@ class DatasetShard:
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.table.__arrow_c_stream__(requested_schema)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next iteration over batches, as after a restart from a checkpoint. It decides the order that
+        `shuffle_seed` gives.
+
+        Args:
+            epoch: The epoch, from 0.
+
+        Raises:
+            ValueError: It is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"an epoch is not negative, and this is {epoch}")
+        self._iterations = int(epoch)
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """Iterates over the rows.
@@ -93,7 +108,8 @@ class DatasetShard:
         """The rows of each batch."""
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        table = self.table
+        table, epoch = self.table, self._iterations
+        self._iterations += 1
         if buffer_size is not None:
             import numpy
 
@@ -101,8 +117,7 @@ class DatasetShard:
         if seed is not None:
             from wingbeat.train._order import permutation
 
-            table = table.take(permutation(table.num_rows, seed, self._iterations))
-        self._iterations += 1
+            table = table.take(permutation(table.num_rows, seed, epoch))
         size = batch_size or max(1, table.num_rows)
         for begin in range(0, table.num_rows, size):
             batch = table.slice(begin, size)
@@ -159,20 +174,22 @@ def get_dataset_shard(dataset_name: str = "train") -> Any:
         dataset_name: The dataset's name.
 
     Returns:
-        A `DatasetShard` of a table; a `StreamingShard` of files, the same object each time.
+        A `DatasetShard` of a table; a `StreamingShard` of files. It is the same object each time, which counts its iterations.
 
     Raises:
         KeyError: The run was given no dataset of that name.
     """
+    from wingbeat.train import _streaming
+
+    of_files = _streaming.shard_of(dataset_name)
+    if of_files is not None:
+        return of_files
     path = os.environ.get(_SHARDS + dataset_name)
     if path is None:
-        from wingbeat.train import _streaming
+        raise KeyError(f"the run was given no dataset {dataset_name!r}")
+    if path not in _shards:
+        import pyarrow
 
-        shard = _streaming.shard_of(dataset_name)
-        if shard is None:
-            raise KeyError(f"the run was given no dataset {dataset_name!r}")
-        return shard
-    import pyarrow
-
-    with pyarrow.memory_map(path) as source:
-        return DatasetShard(*_contents.unmarked(pyarrow.ipc.open_file(source).read_all()))
+        with pyarrow.memory_map(path) as source:
+            _shards[path] = DatasetShard(*_contents.unmarked(pyarrow.ipc.open_file(source).read_all()))
+    return _shards[path]

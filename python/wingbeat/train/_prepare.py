@@ -171,6 +171,8 @@ class _OnDevice(DataLoader[Any]):
 
         def copy() -> Any:
             batch = next(batches, None)
+            if _hides_tensors(batch):  # their memory is given to a later copy as soon as the loop lets go of the batch
+                stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(stream):
                 return moved(batch, self._device)
 
@@ -197,6 +199,15 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(moved(value, device) for value in batch)
     return batch
+
+
+def _hides_tensors(batch: Any) -> bool:
+    """Whether a batch has something that moves itself, whose tensors `_in_use` does not know."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return any(map(_hides_tensors, batch))
+    return hasattr(batch, "to") and not isinstance(batch, torch.Tensor)
 
 
 def _in_use(batch: Any, stream: torch.cuda.Stream) -> None:

@@ -15,6 +15,8 @@ from wingbeat.train._context import TRIAL
 from wingbeat.train._unsupported import refuse
 
 _CHECKPOINT = "WINGBEAT_CHECKPOINT"
+# What was reported outside of a run. It is in no variable of the environment: runs of this program would go on from it.
+_reported_here: str | None = None
 # How many reports a trial has made, or what it said itself.
 ITERATION = "training_iteration"
 # What the run adds to each report in `metrics.jsonl`.
@@ -82,13 +84,14 @@ def report(
     if not isinstance(metrics, Mapping):
         raise TypeError(f"metrics are numbers by name, as {{\"loss\": 0.5}}, and not a {type(metrics).__qualname__}")
     numbers = {str(name): repr(_number(name, value)) for name, value in metrics.items()}
+    global _reported_here
     path = None if checkpoint is None else _local(checkpoint)
     if TRIAL in os.environ and is_in_a_run():
         _count(numbers)
     if is_in_a_run():
         connection().ask({"kind": "report", "metrics": numbers, "checkpoint": path, "waits": waits})
     elif path is not None:
-        os.environ[_CHECKPOINT] = path
+        _reported_here = path
         return
     if deletes and path is not None:
         import shutil
@@ -107,7 +110,7 @@ def get_checkpoint() -> Checkpoint | None:
     Returns:
         The checkpoint, in a local directory; None if there is none.
     """
-    path = os.environ.get(_CHECKPOINT)
+    path = _reported_here or os.environ.get(_CHECKPOINT)
     if is_in_a_run():
         # Also in a process that has reported nothing itself: the rank that started it may have.
         path = connection().ask({"kind": "newest"}) or path
@@ -130,7 +133,7 @@ def _count(numbers: dict[str, str]) -> None:
 
 
 def _reports_until(checkpoint: str | None) -> int:
-    if checkpoint is None:
+    if not checkpoint:
         return 0
     metrics = metrics_of(checkpoint) or {}
     there = metrics.get(ITERATION, 0.0)

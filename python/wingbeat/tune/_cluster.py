@@ -163,7 +163,7 @@ def _daemon(folder: str, env: Mapping[str, str], what: str, *arguments: str) -> 
     with open(log_file, "wb") as log:
         process = subprocess.Popen(
             [*tied, binary, what, *arguments],
-            env={**os.environ, **env},
+            env={**_command.environment(), **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
