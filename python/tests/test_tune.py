@@ -174,6 +174,31 @@ def test_a_trial_that_has_reported_enough_is_stopped(fit, tmp_path):
     assert result.was_stopped and len(result.reports) == 3
 
 
+def test_a_fast_trial_is_judged_by_what_it_had_reported_when_that_was_enough(fit, tmp_path):
+    def run(config):
+        for step in range(400):
+            tune.report({"loss": step * config["x"]})
+
+    run_config = tune.RunConfig(name="fast", storage_path=tmp_path, stop={"training_iteration": 10})
+    grid = fit(run, {"x": tune.grid_search([1, 2, 3])}, run_config, metric="loss", mode="min", max_concurrent_trials=2)
+    for results in (grid, tune.Tuner.restore(tmp_path / "fast", run).get_results()):
+        assert [result.metrics["loss"] for result in results] == [9, 18, 27], "each is compared at the same iteration"
+        assert [len(result.reports) for result in results] == [10] * 3 and results.get_best_result().config == {"x": 1}
+
+
+def test_a_run_of_its_own_does_not_go_on_from_a_checkpoint_that_was_reported_outside_of_it(fit, tmp_path, monkeypatch):
+    def loop(config):
+        begins = train.get_checkpoint() is None
+        train.report({"begins": begins}, checkpoint=config["folder"])
+
+    monkeypatch.setattr("wingbeat.train._report._reported_here", None)
+    (tmp_path / "saved").mkdir()
+    loop({"folder": str(tmp_path / "saved")})  # as one tries it here first
+    assert train.get_checkpoint().path == str(tmp_path / "saved")
+    (result,) = fit(loop, {"folder": str(tmp_path / "saved")})
+    assert result.metrics["begins"] == 1
+
+
 def test_a_trial_computes_with_as_many_threads_as_it_holds_cpus_unless_it_is_told(fit, tmp_path, monkeypatch):
     def count(config):
         import torch
@@ -488,6 +513,20 @@ def test_asha_lets_the_best_part_of_a_milestone_go_on():
     assert at("a", 16, 0.0) == STOP  # max_t
     with pytest.raises(ValueError, match="does not report it"):
         scheduler.on_trial_result("a", {"loss": 1.0})
+
+
+def test_asha_decides_once_at_the_latest_milestone_that_a_trial_has_passed():
+    def at(trial, epoch, score):
+        return asha.on_trial_result(trial, {"epoch": epoch, "score": score})
+
+    asha = ASHAScheduler("epoch", "score", "max", max_t=100, grace_period=1, reduction_factor=4)
+    for epoch in (10, 20, 30, 40):  # it reports seldom
+        assert at("slow", epoch, 0.9) == CONTINUE
+    for number in range(4):
+        assert at(f"fast{number}", 1, 0.5 + number / 100) == CONTINUE, "those that are early are compared with one another"
+    asha = ASHAScheduler("epoch", "score", "max", max_t=100, grace_period=4, reduction_factor=4)
+    assert [at(trial, 20, 0.9 if trial == "a" else 0.95) for trial in "abcd"].count(CONTINUE) == 4
+    assert [at(trial, 25, 0.5) for trial in "dcba"] == [CONTINUE] * 4, "it has passed no other milestone"
 
 
 def test_asha_goes_on_with_the_best_beside_trials_that_diverge_and_forgets_earlier_ones():
@@ -1037,6 +1076,29 @@ def test_a_trial_goes_on_without_what_was_reported_after_its_checkpoint(tmp_path
     assert [report["x"] for report in trial.reports] == [2.0]
     trial.again()
     assert trial.reports == [] and not (folder / "metrics.jsonl").exists()  # without a checkpoint
+
+
+def test_the_seconds_of_a_trial_go_on_after_a_restore(tmp_path):
+    from wingbeat.tune import _called
+    from wingbeat.tune._trial import Trial
+
+    folder = tmp_path / "trial_00000"
+    (folder / "checkpoint_000000").mkdir(parents=True)
+    (folder / "checkpoint_000000" / ".wingbeat-complete.json").write_text('{"metrics": {}}')
+    lines = "".join(json.dumps({"time": 100.0 + second, "x": second}) + "\n" for second in range(1, 4))
+    (folder / "metrics.jsonl").write_text(lines)
+    state, expected = state_of("trial_00000", status="RUNNING", launched=99.0, began=100.0), [1.0, 2.0, 3.0]
+    for begins in (1000, 2000):
+        trial = Trial.of(state, str(tmp_path), print)
+        assert [report["time_total_s"] for report in trial.reports] == expected
+        trial.again()
+        (folder / _called.STARTED).write_text(str(float(begins)))
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"time": begins + 0.5, "x": 4}) + "\n")
+        expected.append(expected[-1] + 0.5)
+        assert [report["time_total_s"] for report in trial.new_reports()] == expected[-1:]
+        state = trial.state()
+    assert [report["time_total_s"] for report in Trial.of(state, str(tmp_path), print).reports] == [1.0, 2.0, 3.0, 3.5, 4.0]
 
 
 def test_a_damaged_report_and_missing_metrics_are_no_end_of_a_search(tmp_path):

@@ -89,11 +89,10 @@ class Display:
         counts = {state: sum(trial.status == state for trial in trials) for state in (RUNNING, TERMINATED, ERROR)}
         waiting = sum(trial.waits for trial in trials)
         line = f"{self._title}: {counts[RUNNING] - waiting} running, {counts[TERMINATED]} done, {counts[ERROR]} failed"
-        having = [trial for trial in trials if trial.reports and self._metric in trial.reports[-1]]
-        having = [trial for trial in having if is_number(trial.reports[-1][self._metric or ""])]
+        having = [trial for trial in trials if is_number(trial.last.get(self._metric or ""))]
         if having and self._mode is not None:
-            best = (max if self._mode == "max" else min)(having, key=lambda trial: trial.reports[-1][self._metric or ""])
-            value = best.reports[-1][self._metric or ""]
+            best = (max if self._mode == "max" else min)(having, key=lambda trial: trial.last[self._metric or ""])
+            value = best.last[self._metric or ""]
             line += f"; best {self._metric} {value:.6g} of {best.trial_id} ({best.parameters})"
         return line
 
@@ -107,12 +106,12 @@ class Display:
         # Those that run are seen in any case.
         order = sorted(trials, key=lambda trial: (trial.status != RUNNING, -trial.ended, trial.trial_id))
         for trial in order[:_MOST]:
-            last = trial.reports[-1] if trial.reports else {}
+            last = trial.last
             names = [name for name in last if name not in ("training_iteration", "time_total_s")]
             metrics = "  ".join(f"{name} {last[name]:.6g}" for name in names[:4])
             state = "stopped" if trial.is_stopped and trial.status == TERMINATED else trial.status.lower()
             state = "waiting" if trial.waits else state
-            row = [trial.trial_id, state, trial.parameters, str(len(trial.reports)), f"{trial.seconds:.0f}", metrics]
+            row = [trial.trial_id, state, trial.parameters, str(len(trial.counted)), f"{trial.seconds:.0f}", metrics]
             table.add_row(*map(Text, row))
         if len(order) > _MOST:
             table.add_row(f"and {len(order) - _MOST} more")

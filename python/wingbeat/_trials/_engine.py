@@ -113,9 +113,14 @@ class Engine(ABC, Generic[T]):
         except queue.Empty:
             pass
         for trial in self.running():
-            for metrics in trial.new_reports():
-                if not trial.is_stopped and self.is_enough(trial, metrics) and trial not in ended:
-                    self.stop_early(trial)
+            new = trial.new_reports()
+            for number, metrics in enumerate(new, len(trial.reports) - len(new) + 1):
+                if trial.is_stopped or trial.enough is not None:
+                    break
+                if self.is_enough(trial, metrics):
+                    trial.enough = number
+                    if trial not in ended:
+                        self.stop_early(trial)
         for trial in self.running():
             if trial in ended:
                 trial.finish()

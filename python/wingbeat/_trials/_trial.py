@@ -20,6 +20,7 @@ class Trial(ABC):
     Attributes:
         status: `PENDING`, `RUNNING`, `TERMINATED` or `ERROR`.
         reports: The metrics of each of its reports.
+        enough: How many of them there were when it was found to have done enough; None if it was not. Later ones do not count.
         error: What it raised; None if it did not.
         is_stopped: Whether it was asked to end.
         launched: When it was started; 0.0 before.
@@ -31,6 +32,7 @@ class Trial(ABC):
         self.trial_id = trial_id
         self.status = PENDING
         self.reports: list[dict[str, float]] = []
+        self.enough: int | None = None
         self.error: BaseException | None = None
         self.is_stopped = False
         self.launched = self.began = self.ended = 0.0
@@ -40,6 +42,17 @@ class Trial(ABC):
     @abstractmethod
     def parameters(self) -> str:
         """Its parameters, on a line."""
+
+    @property
+    def counted(self) -> list[dict[str, float]]:
+        """The reports that count. A trial may make some more before it is stopped, and how many is a matter of chance."""
+        return self.reports[: self.enough]
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The metrics of the last report that counts; none if there is none."""
+        counted = self.counted
+        return counted[-1] if counted else {}
 
     @property
     def seconds(self) -> float:

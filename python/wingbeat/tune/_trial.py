@@ -32,6 +32,8 @@ from wingbeat.train._trainer import TorchTrainer, result_of
 from wingbeat.tune import _called, _space, _trainable
 
 _METRICS = "metrics.jsonl"
+# How long a trial had run at a report, unless it says that itself.
+_SECONDS = "time_total_s"
 # What `wingbeat train` leaves in a folder that it uses, after how long one that says nothing more is gone, and after how long a
 # person is told for what is waited.
 _IN_USE, _LEAVE_S, _TELL_S = ".wingbeat-in-use", 60, 1
@@ -127,6 +129,10 @@ class Trial(_trial.Trial):
         self.begins_anew = False
         # How many of its reports were told to the scheduler and the searcher when it was last saved.
         self.heard = 0
+        # The seconds of attempts of earlier programs; and of each of these how many reports there were at its end, when it had
+        # begun, and the seconds of those before it.
+        self.before = 0.0
+        self.earlier: list[tuple[int, float, float]] = []
         self._read = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -154,7 +160,8 @@ class Trial(_trial.Trial):
 
     def state(self) -> dict[str, Any]:
         """What another program needs to know of it, besides its files."""
-        names = ("trial_id", "config", "status", "is_stopped", "launched", "began", "ended", "begins_anew")
+        names = ["trial_id", "config", "status", "is_stopped", "launched", "began", "ended", "begins_anew"]
+        names += ["enough", "before", "earlier"]
         self.heard = len(self.reports)
         error = self.error if isinstance(self.error, TrialError) else None  # what it has just raised may be anything
         return {"error": error, "heard": self.heard, **{name: getattr(self, name) for name in names}}
@@ -182,18 +189,22 @@ class Trial(_trial.Trial):
             from_checkpoint: Whether it goes on from there, and is not begun anew.
         """
         self.status, self.error, self.is_stopped, self._process = PENDING, None, False, None
-        self.launched = self.began = self.ended = 0.0
+        self.enough = None
+        began, self.launched, self.began, self.ended = self.began or self.launched, 0.0, 0.0, 0.0
         self._is_again = True
         for name in (_called.STARTED, _called.RAISED):
             (self.folder / name).unlink(missing_ok=True)
         self.begins_anew = not from_checkpoint
         if self.begins_anew:
-            self.reports, self.checkpoints = [], []
+            self.reports, self.checkpoints, self.before, self.earlier = [], [], 0.0, []
             return
         if not complete_in(self.folder):
             (self.folder / _METRICS).unlink(missing_ok=True)
-            self.reports, self._read = [], 0
+            self.reports, self._read, self.before, self.earlier = [], 0, 0.0, []
         else:
+            if began and self.reports:
+                self.earlier.append((len(self.reports), began, self.before))
+                self.before = self.reports[-1][_SECONDS]
             with contextlib.suppress(OSError):  # there are none, as on a disk that was full
                 if self._read < (self.folder / _METRICS).stat().st_size:
                     os.truncate(self.folder / _METRICS, self._read)  # a line that was being written
@@ -257,10 +268,17 @@ class Trial(_trial.Trial):
             except (ValueError, TypeError, KeyError, AttributeError):  # damaged: reports before and after it are whole
                 continue
             metrics.setdefault(ITERATION, len(self.reports) + 1)
-            metrics.setdefault("time_total_s", moment - (self.began or self.launched))
+            metrics.setdefault(_SECONDS, self._seconds_until(moment))
             self.reports.append(metrics)
             new.append(metrics)
         return new
+
+    def _seconds_until(self, moment: float) -> float:
+        """How long it had run when its next report was made, in all programs that have run it."""
+        for end, began, before in self.earlier:
+            if len(self.reports) < end:
+                return before + moment - began
+        return self.before + moment - (self.began or self.launched)
 
     def _raised_itself(self) -> LaunchFailed | None:
         """What its function raised before it was asked to end."""

@@ -275,14 +275,14 @@ def _runs_nothing(trial: Trial) -> Any:
 def _results(trials: Sequence[Trial], folder: str, config: TuneConfig) -> ResultGrid:
     results = [
         Result(
-            metrics=dict(trial.reports[-1]) if trial.reports else {},
+            metrics=dict(trial.last),
             checkpoint=trial.checkpoints[-1][0] if trial.checkpoints else None,
             path=str(trial.folder),
             error=trial.error if isinstance(trial.error, TrialError) else None,
             best_checkpoints=trial.checkpoints,
             config=trial.config,
             trial_id=trial.trial_id,
-            reports=trial.reports,
+            reports=trial.counted,
             was_stopped=trial.is_stopped,
         )
         for trial in trials
@@ -337,8 +337,12 @@ class _Fitting(Engine[Trial]):
                 self._put_back(trial, from_checkpoint=not trial.begins_anew)
             elif trial.status == RUNNING:
                 # What was reported after all that was saved is news to the scheduler and the searcher.
-                is_enough = any(self._is_done(metrics) for metrics in trial.reports[: trial.heard])
-                is_enough = any([self.is_enough(trial, metrics) for metrics in trial.reports[trial.heard :]]) or is_enough
+                for number, metrics in enumerate(trial.reports, 1):
+                    if trial.enough is not None:
+                        break
+                    if self._is_done(metrics) if number <= trial.heard else self.is_enough(trial, metrics):
+                        trial.enough = number
+                is_enough = trial.enough is not None
                 if is_enough or (trial.is_stopped and trial.has_begun) or not left.resume_unfinished:
                     trial.status, trial.is_stopped, trial.ended = TERMINATED, True, trial.launched
                     self.on_end(trial)
@@ -439,14 +443,13 @@ class _Fitting(Engine[Trial]):
             self._is_changed = True
             return
         for name, said in self._wanted.items():
-            if trial.status == TERMINATED and not trial.is_stopped and name not in self._reported:
+            if trial.status == TERMINATED and not trial.is_stopped and trial.enough is None and name not in self._reported:
                 raise ValueError(
                     f"{trial.trial_id} has ended, and no trial has reported {name!r}, as {said} says; reported were "
                     f"{', '.join(map(repr, sorted(self._reported))) or 'no metrics: call tune.report, or return a dict'}"
                 )
-        last = trial.reports[-1] if trial.reports else None
         if trial.trial_id not in self._known:
-            self._searcher.on_trial_complete(trial.trial_id, last, error=trial.status == ERROR)
+            self._searcher.on_trial_complete(trial.trial_id, trial.last or None, error=trial.status == ERROR)
         self._scheduler.on_trial_complete(trial.trial_id)
         if trial.status == ERROR:
             self.display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")

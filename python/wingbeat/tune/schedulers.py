@@ -128,8 +128,10 @@ class ASHAScheduler(TrialScheduler):
         is_finite = math.isfinite(value)
         value = float("-inf") if not is_finite else value if self._mode == "max" else -value
         for milestone, recorded in self._rungs:
-            if time < milestone or trial_id in recorded:
+            if time < milestone:
                 continue
+            if trial_id in recorded:  # and those below it are passed
+                return CONTINUE
             cutoff = _quantile(list(recorded.values()), 1 - 1 / self._factor)
             recorded[trial_id] = value
             return CONTINUE if is_finite and (cutoff is None or value >= cutoff) else STOP
