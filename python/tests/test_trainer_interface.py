@@ -25,7 +25,6 @@ def loop():
 @pytest.mark.parametrize(
     "make, text",
     [
-        (lambda: ScalingConfig(accelerator_type="A100"), "accelerator_type"),
         (lambda: ScalingConfig(2, label_selector=[{"zone": "a"}, {"zone": "b"}]), "label_selector"),
         (lambda: ScalingConfig(trainer_resources={"CPU": 1}), "trainer_resources"),
         (lambda: ScalingConfig((1, 2), placement_strategy="STRICT_PACK"), "STRICT_PACK"),
@@ -71,6 +70,8 @@ def test_what_is_not_supported_is_refused_with_what_to_do_instead(make, text):
         (lambda: ScalingConfig(label_selector={"zone": "in()"}), ValueError),
         (lambda: ScalingConfig(label_selector={"zone, disk": "a"}), ValueError),
         (lambda: ScalingConfig(label_selector="zone=a"), ValueError),
+        (lambda: ScalingConfig(accelerator_type="NVIDIA H200"), ValueError),
+        (lambda: ScalingConfig(accelerator_type="H200", label_selector={"accelerator-type": "H100"}), ValueError),
         (lambda: ScalingConfig(resources_per_worker={"a=b": 1}), ValueError),
         (lambda: FailureConfig(-2), ValueError),
         (lambda: CheckpointConfig(0), ValueError),
@@ -117,6 +118,9 @@ def test_label_selectors_are_rules_of_the_command():
     assert ScalingConfig(2, label_selector=selector).options()[-2:] == ["--labels", rules]
     assert ScalingConfig(2, label_selector=[selector, selector]).options()[-2:] == ["--labels", rules]
     assert "--labels" not in ScalingConfig(2, label_selector={}).options()
+    assert ScalingConfig(2, accelerator_type="NVIDIA-H200").options()[-2:] == ["--labels", "accelerator-type=NVIDIA-H200"]
+    both = ScalingConfig(2, accelerator_type="NVIDIA-H200", label_selector={"zone": "a"})
+    assert both.options()[-2:] == ["--labels", "zone=a, accelerator-type=NVIDIA-H200"]
 
 
 def test_names_of_ray_s_that_are_absent_say_what_to_do():

@@ -14,6 +14,8 @@ from wingbeat.train._unsupported import refuse
 
 # The most failures that `wingbeat train` takes: with one attempt more, the number of attempts still fits.
 _UNLIMITED = 2**32 - 2
+# The label that a node with GPUs of one model has.
+_MODEL = "accelerator-type"
 
 
 @dataclass
@@ -28,7 +30,8 @@ class ScalingConfig:
             "CPU", a rank holds one. "memory" is in bytes.
         placement_strategy: "PACK" (close to each other), "SPREAD" (on as many nodes as there are), "STRICT_PACK" (all on
             one node) or "STRICT_SPREAD" (each on a node of its own).
-        accelerator_type: Ray Train's; refused: `label_selector={"accelerator-type": "NVIDIA-H200"}` says it.
+        accelerator_type: On nodes with which GPUs ranks may be: the value of the label `accelerator-type` that each such node
+            has, as "NVIDIA-H200". `wingbeat list nodes --json` shows it.
         label_selector: On which nodes ranks may be, by their labels: `{"zone": "a"}`, `{"zone": "!a"}`,
             `{"zone": "in(a, b)"}` or `{"zone": "!in(a, b)"}`. A list with one for each rank must have the same for all.
         trainer_resources: Ray Train's; refused: the trainer runs in this program.
@@ -60,11 +63,6 @@ class ScalingConfig:
                 raise ValueError(f"num_workers must be a positive integer or (min, max), not {self.num_workers!r}")
         if least > most:
             raise ValueError(f"num_workers={self.num_workers!r}: the minimum is larger than the maximum")
-        if self.accelerator_type is not None:
-            raise refuse(
-                "ScalingConfig(accelerator_type=…)",
-                'use label_selector={"accelerator-type": …}, with the label that `wingbeat list nodes --json` shows',
-            )
         if self.topology is not None:
             raise refuse("ScalingConfig(topology=…)", "use a cluster whose nodes are alike")
         self.label_rules()
@@ -102,15 +100,20 @@ class ScalingConfig:
             ValueError: A selector makes no sense.
             NotImplementedError: Ranks are to have different ones.
         """
-        selector = self.label_selector
+        selector, model = self.label_selector, self.accelerator_type
         if isinstance(selector, Sequence) and not isinstance(selector, str):
             if any(other != selector[0] for other in selector):
                 raise refuse("ScalingConfig(label_selector=[…]) with different selectors", "ranks have the same one")
             selector = selector[0] if selector else None
-        if selector is None:
-            return None
+        selector = {} if selector is None else selector
         if not isinstance(selector, Mapping):
             raise ValueError(f"label_selector must be a dict of labels and values, not {selector!r}")
+        if model is not None:
+            if _MODEL in selector:
+                raise ValueError(f"accelerator_type={model!r}, and label_selector has {_MODEL!r} as well: give one of them")
+            if not isinstance(model, str) or not re.fullmatch(r"[\w./:-]+", model):
+                raise ValueError(f'accelerator_type must be the value of a label, as "NVIDIA-H200", not {model!r}')
+            selector = {**selector, _MODEL: model}
         return ", ".join(_rule(key, value) for key, value in selector.items()) or None
 
     def options(self) -> list[str]:
