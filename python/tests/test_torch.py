@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from conftest import DEADLINE_SECONDS
 
 from wingbeat.torch import DeepspeedTorchDistributor, TorchDistributor, TrainingError
 
@@ -40,6 +41,13 @@ def test_rank_0_s_value_comes_back_whoever_is_last(tmp_path):
 
     assert distributor().run(main, 1, b=2) == (0, 3)
     assert distributor().run(main, 1, b=2, return_all=True) == [(0, 3), (1, 3)]
+
+
+def test_spark_s_example_runs_with_another_import(environment):
+    program = PACKAGE / "tests/programs/torch_distributor.py"
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "function 2 good" in done.stdout and done.stdout.count("script 2 good") == 2
 
 
 def test_tensors_and_large_values_come_back():

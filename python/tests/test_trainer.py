@@ -45,6 +45,24 @@ def test_ray_s_quick_start_runs_with_another_import_and_goes_on_when_it_runs_aga
     assert done.stdout.count("starts at epoch 3") == 2 and last(done, "last").startswith("last epoch 3.0")
 
 
+def test_ray_s_example_with_loaders_runs_with_another_import(program, tmp_path):
+    done = program("loaders.py", 3, XDG_DATA_HOME=str(tmp_path))
+    assert last(done, "accuracy") == "accuracy good of 50.0"
+    assert "Training result: Result(metrics={'accuracy': " in done.stdout and "Train Epoch 2: 100%" in done.stdout + done.stderr
+
+
+def test_ray_s_examples_of_checkpoints_and_failures_run_with_another_import(program, tmp_path):
+    done = program("resumes.py", tmp_path / "stored")
+    assert done.stdout.count("begins at epoch 0") == 2 and done.stdout.count("begins at epoch 2") == 2
+    assert last(done, "stored") == "stored extra_state.pt model.pt of-rank=0.pt of-rank=1.pt optimizer.pt"
+    assert last(done, "kept") == "kept 3.0 4.0" and last(done, "best") == "best True 4.0 None"
+
+
+def test_ray_s_example_of_torchmetrics_runs_with_another_import(program, tmp_path):
+    done = program("metrics_of_all.py", XDG_DATA_HOME=str(tmp_path))
+    assert last(done, "ranks") == "ranks 6.0 falls True"
+
+
 def test_after_a_failure_the_loop_goes_on_from_its_checkpoint(program, tmp_path):
     done = program("loops.py", "fails_once", tmp_path)
     assert done.stdout.count("starts at 0") == 2 and done.stdout.count("starts at 2") == 2
