@@ -255,3 +255,8 @@ def test_pip_install_brings_the_command_and_the_distributor(tmp_path):
     program = "import wingbeat.torch as t; print(t.TorchDistributor, t.binary())"
     told = subprocess.run([venv / "bin/python", "-c", program], env=env, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert str(venv / "bin/wingbeat") in told.stdout
+    (package,) = venv.glob("lib/python3*/site-packages/wingbeat")
+    assert (package / "py.typed").exists(), "type checkers look into a package that says it has types"
+    (about,) = package.parent.glob("wingbeat-*.dist-info/METADATA")
+    for line in ("License-Expression: MIT OR Apache-2.0", "Provides-Extra: arrow", "Classifier: Typing :: Typed", "# Wingbeat"):
+        assert line in about.read_text(encoding="utf-8").splitlines(), line

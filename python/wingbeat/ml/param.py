@@ -70,40 +70,97 @@ class TypeConverters:
 
     @staticmethod
     def identity(value: T) -> T:
-        """Any value, as it is."""
+        """Any value, as it is.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The value.
+        """
         return value
 
     @staticmethod
     def toInt(value: Any) -> int:
-        """An int, of any number without a fraction."""
+        """An int, of any number without a fraction.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The int.
+
+        Raises:
+            TypeError: It is no number, or has a fraction.
+        """
         if _is_number(value) and float(value).is_integer():
             return int(value)
         raise TypeError(f"{value!r} is not an integer")
 
     @staticmethod
     def toFloat(value: Any) -> float:
-        """A float, of any number."""
+        """A float, of any number.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The float.
+
+        Raises:
+            TypeError: It is no number.
+        """
         if _is_number(value):
             return float(value)
         raise TypeError(f"{value!r} is not a number")
 
     @staticmethod
     def toString(value: Any) -> str:
-        """A string."""
+        """A string.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The string.
+
+        Raises:
+            TypeError: It is none.
+        """
         if isinstance(value, str):
             return str(value)
         raise TypeError(f"{value!r} is not a string")
 
     @staticmethod
     def toBoolean(value: Any) -> bool:
-        """A bool."""
+        """A bool.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The bool.
+
+        Raises:
+            TypeError: It is none.
+        """
         if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
             return bool(value)
         raise TypeError(f"{value!r} is not a bool")
 
     @staticmethod
     def toList(value: Any) -> list[Any]:
-        """A list, of a list, tuple, range or array."""
+        """A list, of a list, tuple, range or array.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The list.
+
+        Raises:
+            TypeError: It is none of these.
+        """
         if isinstance(value, (list, tuple, range)) or hasattr(value, "tolist"):
             made = value.tolist() if hasattr(value, "tolist") else list(value)
             if isinstance(made, list):
@@ -112,17 +169,47 @@ class TypeConverters:
 
     @staticmethod
     def toListString(value: Any) -> list[str]:
-        """A list of strings."""
+        """A list of strings.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The list.
+
+        Raises:
+            TypeError: It is none, or holds something else.
+        """
         return [TypeConverters.toString(one) for one in TypeConverters.toList(value)]
 
     @staticmethod
     def toListInt(value: Any) -> list[int]:
-        """A list of ints."""
+        """A list of ints.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The list.
+
+        Raises:
+            TypeError: It is none, or holds something else.
+        """
         return [TypeConverters.toInt(one) for one in TypeConverters.toList(value)]
 
     @staticmethod
     def toListFloat(value: Any) -> list[float]:
-        """A list of floats."""
+        """A list of floats.
+
+        Args:
+            value: What the user gives.
+
+        Returns:
+            The list.
+
+        Raises:
+            TypeError: It is none, or holds something else.
+        """
         return [TypeConverters.toFloat(one) for one in TypeConverters.toList(value)]
 
 
@@ -279,19 +366,56 @@ class Params:
         return found
 
     def hasParam(self, paramName: str) -> bool:
-        """Whether there is a parameter of this name."""
+        """Whether there is a parameter of this name.
+
+        Args:
+            paramName: The name.
+
+        Returns:
+            Whether there is one.
+        """
         return isinstance(paramName, str) and paramName in _names(type(self))
 
     def isSet(self, param: str | Param[Any]) -> bool:
-        """Whether a parameter was given a value."""
+        """Whether a parameter was given a value.
+
+        Args:
+            param: The parameter, or its name.
+
+        Returns:
+            Whether it was.
+
+        Raises:
+            UnknownParameter: There is no such parameter.
+        """
         return self._resolve(param) in self._paramMap
 
     def hasDefault(self, param: str | Param[Any]) -> bool:
-        """Whether a parameter has a default value."""
+        """Whether a parameter has a default value.
+
+        Args:
+            param: The parameter, or its name.
+
+        Returns:
+            Whether it has.
+
+        Raises:
+            UnknownParameter: There is no such parameter.
+        """
         return self._resolve(param) in self._defaultParamMap
 
     def isDefined(self, param: str | Param[Any]) -> bool:
-        """Whether a parameter has a value, given or by default."""
+        """Whether a parameter has a value, given or by default.
+
+        Args:
+            param: The parameter, or its name.
+
+        Returns:
+            Whether it has.
+
+        Raises:
+            UnknownParameter: There is no such parameter.
+        """
         return self.isSet(param) or self.hasDefault(param)
 
     def getOrDefault(self, param: str | Param[T]) -> Any:

@@ -183,6 +183,10 @@ class TorchTrainer:
     def restore(cls, *args: Any, **kwargs: Any) -> TorchTrainer:
         """Ray Train's, and refused: make a trainer with the same `RunConfig.name` and `storage_path`.
 
+        Args:
+            *args: Ray Train's.
+            **kwargs: Ray Train's.
+
         Raises:
             NotImplementedError: Always.
         """

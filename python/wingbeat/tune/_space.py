@@ -185,6 +185,9 @@ def choice(categories: Sequence[Any]) -> Categorical:
     Args:
         categories: The values.
 
+    Returns:
+        What `param_space` takes.
+
     Raises:
         ValueError: There are none.
     """
@@ -194,42 +197,133 @@ def choice(categories: Sequence[Any]) -> Categorical:
 
 
 def uniform(lower: float, upper: float) -> Float:
-    """A float from `lower` to `upper`."""
+    """A float from `lower` to `upper`.
+
+    Args:
+        lower: The least value.
+        upper: The bound, below which all values are.
+
+    Returns:
+        What `param_space` takes.
+
+    Raises:
+        ValueError: The lower bound is not less than the upper one.
+    """
     return Float(*_range("uniform", lower, upper))
 
 
 def quniform(lower: float, upper: float, q: float) -> Float:
-    """A multiple of `q` from `lower` to `upper`."""
+    """A multiple of `q` from `lower` to `upper`.
+
+    Args:
+        lower: The least value.
+        upper: The largest value.
+        q: Of what the values are multiples.
+
+    Returns:
+        What `param_space` takes.
+
+    Raises:
+        ValueError: The lower bound is not less than the upper one, or no multiple is between them.
+    """
     return Float(*_range("quniform", lower, upper, step=q), step=q)
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Float:
-    """A float from `lower` to `upper` whose logarithm is uniform. The base makes no difference."""
+    """A float from `lower` to `upper` whose logarithm is uniform.
+
+    Args:
+        lower: The least value.
+        upper: The bound, below which all values are.
+        base: Ray's; it makes no difference.
+
+    Returns:
+        What `param_space` takes.
+
+    Raises:
+        ValueError: The lower bound is not positive, or not less than the upper one.
+    """
     return Float(*_range("loguniform", lower, upper, is_log=True), is_log=True)
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
-    """A multiple of `q` from `lower` to `upper` whose logarithm is about uniform. The base makes no difference."""
+    """A multiple of `q` from `lower` to `upper` whose logarithm is about uniform.
+
+    Args:
+        lower: The least value.
+        upper: The largest value.
+        q: Of what the values are multiples.
+        base: Ray's; it makes no difference.
+
+    Returns:
+        What `param_space` takes.
+
+    Raises:
+        ValueError: The lower bound is not positive or not less than the upper one, or no multiple is between them.
+    """
     return Float(*_range("qloguniform", lower, upper, is_log=True, step=q), is_log=True, step=q)
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
-    """A float with a normal distribution."""
+    """A float with a normal distribution.
+
+    Args:
+        mean: The mean.
+        sd: The standard deviation.
+
+    Returns:
+        What `param_space` takes.
+    """
     return Normal(mean, sd)
 
 
 def randint(lower: int, upper: int) -> Integer:
-    """An integer from `lower` to `upper - 1`."""
+    """An integer from `lower` to `upper - 1`.
+
+    Args:
+        lower: The least value.
+        upper: The bound, below which all values are.
+
+    Returns:
+        What `param_space` takes.
+
+    Raises:
+        ValueError: The lower bound is not less than the upper one.
+    """
     return Integer(*_range("randint", lower, upper))
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
-    """A multiple of `q` from `lower` to `upper`."""
+    """A multiple of `q` from `lower` to `upper`.
+
+    Args:
+        lower: The least value.
+        upper: The largest value.
+        q: Of what the values are multiples.
+
+    Returns:
+        What `param_space` takes.
+
+    Raises:
+        ValueError: The lower bound is not less than the upper one, or no multiple is between them.
+    """
     return Integer(*_range("qrandint", lower, upper, step=q), step=q)
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
-    """An integer from `lower` to `upper - 1` whose logarithm is about uniform. The base makes no difference."""
+    """An integer from `lower` to `upper - 1` whose logarithm is about uniform.
+
+    Args:
+        lower: The least value.
+        upper: The bound, below which all values are.
+        base: Ray's; it makes no difference.
+
+    Returns:
+        What `param_space` takes.
+
+    Raises:
+        ValueError: The lower bound is not positive, or not less than the upper one.
+    """
     return Integer(*_range("lograndint", lower, upper, is_log=True), is_log=True)
 
 
@@ -239,6 +333,9 @@ def sample_from(func: Callable[..., Any]) -> Function:
     Args:
         func: The function. It may take the other parameters as a dict, also those of other functions: `config["x"]`, or as Ray
             had it, `spec.config.x`.
+
+    Returns:
+        What `param_space` takes.
 
     Raises:
         TypeError: It is none, or takes more than one argument.

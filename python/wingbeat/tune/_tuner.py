@@ -172,6 +172,9 @@ class Tuner:
             path: The folder, `storage_path/name`, or its `file://` URL. Other URLs have none that `restore` takes.
             storage_filesystem: Ray's; refused.
 
+        Returns:
+            Whether it has.
+
         Raises:
             NotImplementedError: An option is refused.
         """

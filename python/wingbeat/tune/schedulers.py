@@ -160,6 +160,9 @@ def of(given: Any) -> TrialScheduler:
     Args:
         given: A scheduler, or None.
 
+    Returns:
+        The scheduler; one that lets all trials run to their end for None.
+
     Raises:
         TypeError: It is neither.
     """
