@@ -54,8 +54,13 @@ def test_the_example_runs_and_says_how_good_its_models_are(cluster, tmp_path):
 def test_the_notebook_s_cells_run_one_after_the_other(cluster, python):
     done = python(
         f"""
-        import ast, json
+        import ast, io, json, sys
 
+        from wingbeat.ml import _progress
+
+        # As in a notebook, where it is a cell's output and no file. A training says how far it is also if it is short.
+        shown, _progress._EVERY_S = io.StringIO(), 0.0
+        sys.stderr, stderr = shown, sys.stderr
         names = {{}}
         for cell in json.load(open({str(EXAMPLE.with_suffix(".ipynb"))!r}))["cells"]:
             if cell["cell_type"] == "code":
@@ -66,8 +71,11 @@ def test_the_notebook_s_cells_run_one_after_the_other(cluster, python):
                     print(eval(compile(ast.Expression(last.value), "cell", "eval"), names))
                 else:
                     exec(compile(ast.Module([last], []), "cell", "exec"), names)
+        sys.stderr = stderr
+        stderr.write(shown.getvalue())
         """,
         cluster,
     )
     accuracy, *losses, areas = done.stdout.splitlines()
     assert float(accuracy) > 0.95 and losses[-1].startswith("Name: loss") and len(json.loads(areas)) == 2
+    assert re.search(r"^LogisticRegression.*: epoch \d+ of \d+, \d+ % of its rows, loss", done.stderr, re.MULTILINE), done.stderr

@@ -1,5 +1,6 @@
 """Saving and loading: what pyspark has written, and what it would read."""
 
+import inspect
 import json
 import os
 import pickle
@@ -13,8 +14,9 @@ import pytest
 
 from wingbeat.ml import InvalidParameter, MlError, Pipeline, PipelineModel, _sklearn
 from wingbeat.ml.classification import LogisticRegression, LogisticRegressionModel
-from wingbeat.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from wingbeat.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
 from wingbeat.ml.feature import ArrayAssembler, MaxAbsScaler, MaxAbsScalerModel, StandardScaler, StandardScalerModel
+from wingbeat.ml.param import Param
 from wingbeat.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
@@ -58,6 +60,38 @@ def test_models_come_back_as_they_were(table, tmp_path, is_spark):
     for name in ("scaled", "probability"):
         assert np.allclose(np.stack(found[name].to_numpy()), np.stack(expected[name].to_numpy()), rtol=1e-12)
     assert (loaded.stages[3].numFeatures, loaded.stages[3].numClasses, loaded.stages[1].n_samples_seen) == (4, 2, 40)
+
+
+# What pyspark.ml.connect 4.0.1 takes, and what it has by default.
+OF_SPARK = {
+    StandardScaler: {"inputCol": None, "outputCol": None},
+    MaxAbsScaler: {"inputCol": None, "outputCol": None},
+    ArrayAssembler: {"inputCols": None, "outputCol": None, "featureSizes": None, "handleInvalid": "error"},
+    LogisticRegression: {
+        "featuresCol": "features", "labelCol": "label", "predictionCol": "prediction", "probabilityCol": "probability", "maxIter": 100,
+        "tol": 1e-6, "numTrainWorkers": 1, "batchSize": 32, "learningRate": 0.001, "momentum": 0.9, "seed": 0,
+    },
+    RegressionEvaluator: {"metricName": "rmse", "labelCol": "label", "predictionCol": "prediction"},
+    BinaryClassificationEvaluator: {"metricName": "areaUnderROC", "labelCol": "label", "probabilityCol": "probability"},
+    MulticlassClassificationEvaluator: {"metricName": "accuracy", "labelCol": "label", "predictionCol": "prediction"},
+    CrossValidator: {
+        "estimator": None, "estimatorParamMaps": None, "evaluator": None, "numFolds": 3, "seed": None, "parallelism": 1, "foldCol": "",
+    },
+    Pipeline: {"stages": None},
+}
+# Wingbeat's own, which come after those.
+OWN = {"localBytes", "numWorkers", "useGpu", "skipFailedTrials", "collectSubModels", "fitIntercept", "weightCol"}
+
+
+@pytest.mark.parametrize("kind", OF_SPARK, ids=lambda kind: kind.__name__)
+def test_classes_have_spark_s_parameters_with_spark_s_defaults(kind):
+    taken = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+    expected = OF_SPARK[kind]
+    assert {name: taken[name] for name in expected} == expected and set(taken) - set(expected) <= OWN
+    assert list(taken)[: len(expected)] == list(expected)
+    for name in expected:
+        upper = name[0].upper() + name[1:]
+        assert callable(getattr(kind, f"get{upper}")) and isinstance(getattr(kind, name), Param), name
 
 
 def test_the_folder_has_spark_s_layout(table, tmp_path):

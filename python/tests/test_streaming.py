@@ -603,6 +603,34 @@ def test_a_program_may_end_in_the_middle_of_an_iteration(folder, environment, wr
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_the_next_rows_are_read_while_a_batch_is_in_use(tmp_path, monkeypatch, prefetch):
+    import threading
+
+    from wingbeat.train import _lane
+
+    pq.write_table(pa.table({"id": range(4000)}), tmp_path / "rows.parquet", row_group_size=100)
+    begun, pieces_of = [threading.Event() for _ in range(40)], _lane.pieces_of
+
+    def noted(files, file, number, *arguments, **more):
+        begun[number].set()
+        return pieces_of(files, file, number, *arguments, **more)
+
+    monkeypatch.setattr(_lane, "pieces_of", noted)
+    (shard,) = shards(read_files(tmp_path / "rows.parquet", lanes=1, window_rows=100), 1)
+    batches = shard.iter_batches(batch_size=100, shuffle_seed=1, prefetch_batches=prefetch)
+    seen = len(set(next(batches)["id"] // 100))
+    assert seen == 1, "a window is a row group"
+    for count in range(2, 6):
+        until = time.monotonic() + DEADLINE_SECONDS
+        while sum(one.is_set() for one in begun) < count:  # without asking for more
+            assert time.monotonic() < until, "nothing is read ahead"
+            os.sched_yield()
+        next(batches)
+    assert sum(one.is_set() for one in begun) < 40
+    batches.close()
+
+
 def test_memory_is_bounded_by_lanes_and_windows_and_not_by_the_rows(tmp_path, environment, write):
     table = pa.table({f"x{number}": np.random.default_rng(number).random(500_000) for number in range(30)})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=10_000, compression="none", use_dictionary=False)
