@@ -4,8 +4,13 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import os
 import re
+import shutil
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from conftest import PACKAGE
@@ -45,6 +50,53 @@ def test_the_package_is_of_the_version_and_the_place_that_the_crates_are():
     assert project["license"] == crates["license"] and project["keywords"] == crates["keywords"]
     for name in ("README.md", "LICENSE-APACHE", "LICENSE-MIT"):
         assert (PACKAGE / name).read_bytes() == (PACKAGE.parent / name).read_bytes(), name
+
+
+def interpreters():
+    """The Pythons of this machine that the package is for: those on the PATH, and pyenv's. The tests' own is one in any case."""
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
+    found = {sys.version_info[:2]: sys.executable}
+    for minor in range(9, 15):
+        there = [shutil.which(f"python3.{minor}"), *sorted(map(str, versions.glob(f"3.{minor}.*/bin/python3")))]
+        for one in filter(None, there):  # a shim of pyenv's is there also if there is no such Python
+            if subprocess.run([one, "-c", f"import sys; sys.exit(sys.version_info[:2] != (3, {minor}))"], stderr=subprocess.DEVNULL).returncode == 0:
+                found.setdefault((3, minor), one)
+                break
+    return found
+
+
+FOUND = interpreters()
+
+
+@pytest.mark.parametrize("version", FOUND, ids=lambda version: ".".join(map(str, version)))
+def test_ranks_run_with_each_python_that_the_package_is_for(run, write, cluster, tmp_path, version):
+    least = re.search(r">=3\.(\d+)", table(PACKAGE / "pyproject.toml", "project")["requires-python"])[1]
+    assert int(least) == 9, "the least that is tried here"
+    # None of them needs torch or anything else.
+    script = write("reports.py", """
+        import os, pathlib, sys
+
+        import wingbeat.torch, wingbeat.train.torch, wingbeat.tune.schedulers, wingbeat.tune.search
+        from wingbeat import train, tune
+
+        train.RunConfig(name="a"), train.ScalingConfig((1, 2)), tune.TuneConfig(), tune.ASHAScheduler(), tune.uniform(0, 1)
+        step = 0
+        if checkpoint := train.get_checkpoint():
+            step = int(pathlib.Path(checkpoint.path, "step").read_text())
+        rank = train.get_context().get_world_rank()
+        pathlib.Path(f"here-{rank}").mkdir(exist_ok=True)
+        pathlib.Path(f"here-{rank}", "step").write_text(str(step + 1))
+        train.report({"step": step}, checkpoint=train.Checkpoint.from_directory(f"here-{rank}"))
+        if step == 0:
+            sys.exit(1)
+        print("python", *sys.version_info[:2], "step", step)
+    """)
+    for start in ([], ["--cold"]):
+        storage = tmp_path / f"stored{len(start)}"
+        options = ["-n", "2", *start, "--python", FOUND[version], "--storage", storage, "--max-failures", "1"]
+        done = run("train", *options, script, env=cluster, cwd=tmp_path)
+        assert done.stdout.count(f"python {version[0]} {version[1]} step 1") == 2, done.stdout + done.stderr
+        assert "starts cold" not in done.stderr, done.stderr
 
 
 def public(module):
