@@ -206,11 +206,18 @@ def test_requests_that_make_no_sense_harm_nobody():
             assert "python" in answer, "and the next is served"
 
 
-def test_a_parent_that_cannot_fork_says_so_and_keeps_no_streams(tmp_path):
-    (tmp_path / "no_fork.py").write_text(
-        "import errno, os\ndef fork():\n    raise OSError(errno.EAGAIN, 'no processes are left')\nos.fork = fork\n"
-    )
-    with parent("no-fork", modules=["no_fork"], PYTHONPATH=str(tmp_path)) as (process, greet):
+@pytest.mark.parametrize("which", ["keeper", "rank"])
+def test_a_parent_that_cannot_fork_says_so_and_keeps_no_streams(tmp_path, which):
+    (tmp_path / "no_fork.py").write_text(textwrap.dedent(f"""
+        import errno, os
+        parent, forked = os.getpid(), os.fork
+        def fork():
+            if (os.getpid() == parent) == {which == "keeper"}:
+                raise OSError(errno.EAGAIN, "no processes are left")
+            return forked()
+        os.fork = fork
+    """))
+    with parent(f"no-fork-{which}", modules=["no_fork"], PYTHONPATH=str(tmp_path)) as (process, greet):
         opened = []
         for _ in range(3):
             with greet() as (stream, answer), stream.makefile("r") as said, open(os.devnull, "w") as nothing:

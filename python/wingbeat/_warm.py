@@ -233,17 +233,24 @@ def serve_request(connection: socket.socket, own: "list[Any]") -> None:
     connection.settimeout(None)
     if request is None:
         return
+    answer = None
     try:
         refused = why_not_this_script(request)
         if refused is None:
             fork_keeper(own, connection, request, streams)
+        else:
+            answer = {"refused": refused, "retires": False}
     except OSError as error:
-        refused = f"its process could not be forked: {error}"
+        answer = not_forked(error)
     finally:
         for stream in streams:
             os.close(stream)
-    if refused is not None:
-        say(connection, {"refused": refused, "retires": False})
+    if answer is not None:
+        say(connection, answer)
+
+
+def not_forked(error: OSError) -> "dict[str, Any]":
+    return {"refused": f"its process could not be forked: {error}", "retires": False}
 
 
 def has_children(wait: bool = False) -> bool:
@@ -386,7 +393,11 @@ def fork_keeper(own: "list[Any]", connection: socket.socket, request: "Request",
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         tie_to_parent(parent)
         keeper = os.getpid()
-        rank = os.fork()
+        try:
+            rank = os.fork()
+        except OSError as error:
+            say(connection, not_forked(error))
+            return
         if rank == 0:
             connection.close()
             tie_to_parent(keeper)
