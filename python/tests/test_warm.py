@@ -344,6 +344,20 @@ def test_nothing_is_half_imported_in_ranks_when_what_is_imported_for_them_lacks_
         assert process.poll() is None
 
 
+def test_what_would_keep_ranks_from_being_forked_is_not_imported_for_them(tmp_path):
+    torch, tried = tmp_path / "packages" / "torch", tmp_path / "tried"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("")
+    (torch / "_dynamo.py").write_text(
+        f"import os, threading\nos.mkdir({str(tried)!r} + '-' + str(os.getpid()))\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    with parent("threads", idle="0.1", modules=["torch"], PYTHONPATH=str(torch.parent)) as (process, _):
+        assert process.wait(60) == 0
+        (child,) = tmp_path.glob("tried-*")
+        assert child.name != f"tried-{process.pid}"
+
+
 def test_what_nearly_every_script_needs_is_imported_while_nobody_asks(tmp_path):
     torch, tried = tmp_path / "packages" / "torch", tmp_path / "tried"
     torch.mkdir(parents=True)

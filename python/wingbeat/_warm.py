@@ -94,7 +94,7 @@ def load(modules: "list[str] | tuple[str, ...]") -> None:
 
 class Later:
     """Modules that are imported while nobody asks for ranks, which need them to begin sooner, and not to run. A child imports
-    them first: what an import that fails leaves behind, no rank can be rid of."""
+    them first: what an import that fails leaves behind, no rank can be rid of, and with a thread none could be forked."""
 
     def __init__(self, modules: "tuple[str, ...]") -> None:
         self.modules = modules
@@ -158,7 +158,8 @@ class Later:
                 tie_to_parent(parent)
                 for module in self.modules:
                     importlib.import_module(module)
-                os.write(write, b"1")
+                if why_not_fork() is None:
+                    os.write(write, b"1")
             finally:
                 os._exit(0)
         return child
