@@ -54,10 +54,12 @@ def table_of(rows: Any) -> pyarrow.Table:
 
     if isinstance(rows, pyarrow.Table):
         return rows
-    if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas has both: its own way would make a column of the index
-        return pyarrow.Table.from_pandas(rows, preserve_index=False)
-    if hasattr(rows, "__arrow_c_stream__"):
+    pandas = sys.modules.get("pandas")
+    is_of_pandas = pandas is not None and isinstance(rows, pandas.DataFrame)
+    if hasattr(rows, "__arrow_c_stream__") and not is_of_pandas:  # of pandas, it has the index as a column
         return pyarrow.table(rows)
+    if is_of_pandas or (hasattr(rows, "dtypes") and hasattr(rows, "columns")):
+        return pyarrow.Table.from_pandas(rows, preserve_index=False)
     kind = f"{type(rows).__module__}.{type(rows).__qualname__}"
     raise TypeError(f"a dataset must be a pyarrow Table, a pandas DataFrame or have __arrow_c_stream__; this is a {kind}")
 
