@@ -1,5 +1,6 @@
 """How runs end, wait and move: signals, drained and lost nodes, a full cluster, and programs that are killed."""
 
+import contextlib
 import os
 import re
 import signal
@@ -56,6 +57,28 @@ def test_ranks_get_the_signal_of_the_command_and_their_time(binary, write, clust
     running.process.send_signal(signal.Signals[name])
     assert running.end() == 128 + signal.Signals[name], running.said
     assert f"got {name}" in running.said
+
+
+@pytest.mark.parametrize("command", ["train", "torchrun"])
+def test_a_second_signal_kills_ranks_that_do_not_end_and_the_code_is_the_signal_s(binary, write, cluster, command):
+    script = write("goes_on.py", """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"got it\\n"))
+        print("begun", flush=True)
+        while True:
+            time.sleep(0.01)
+    """)
+    running = Running([binary, command, script], cluster)
+    running.until("begun")
+    running.process.send_signal(signal.SIGTERM)
+    running.until("got it")
+    begun = time.monotonic()
+    while running.process.poll() is None:  # one that comes too early does not count
+        running.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.process.wait(0.2)
+    assert running.end() == 128 + signal.SIGTERM, running.said
+    assert time.monotonic() - begun < 25, "it is not the end of the grace"
 
 
 def test_what_nohup_has_ignored_is_ignored(binary, write, cluster, tmp_path):
