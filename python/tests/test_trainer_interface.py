@@ -235,6 +235,28 @@ def test_copies_ahead_wait_for_batches_whose_tensors_cannot_be_seen(monkeypatch)
         assert len(list(loader)) == 3 and side.waited == [current] * waits
 
 
+def test_no_rank_leaves_the_process_group_before_all_have_joined(monkeypatch):
+    import types
+
+    import torch.distributed as dist
+
+    from wingbeat.train import _process_group
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    store, late, left = dist.HashStore(), [2, 0], []
+    store.set("wingbeat/joined/1", "")
+
+    def sleep(_):  # meanwhile, another joins
+        store.set(f"wingbeat/joined/{late.pop()}", "")
+
+    monkeypatch.setattr(_process_group, "time", types.SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: left.append(list(late)))
+    _process_group.leave(store)
+    assert left == [[]] and store.check(["wingbeat/left/1"])
+
+
 def test_gpus_of_a_node_are_shared_in_the_order_of_ranks(monkeypatch):
     import torch
 

@@ -46,14 +46,21 @@ def join(backend: str | None = None, timeout_s: float = 1800) -> Store | None:
     store: Store
     store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
     dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=timeout)
+    store.set(f"wingbeat/joined/{rank}", "")
     return store
 
 
 def leave(store: Store) -> None:
-    """Leaves the process group. The first rank, which serves the store, waits for the others."""
+    """Leaves the process group. The first rank, which serves the store, waits for the others.
+
+    None leaves before all have joined: gloo connects each to each, and fails on a rank whose other side has left already.
+    """
     import torch.distributed as dist
 
     context = get_context()
+    joined = [f"wingbeat/joined/{rank}" for rank in range(context.world_size)]
+    while not store.check(joined):
+        time.sleep(_LOOK_S)
     if dist.is_initialized():
         dist.destroy_process_group()
     store.set(f"wingbeat/left/{context.world_rank}", "")
