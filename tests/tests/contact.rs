@@ -143,7 +143,7 @@ fn driven(number: u32, test: &str, inside: impl FnOnce()) {
     if !wingbeat_tests::is_root().unwrap() {
         return;
     }
-    let two = Two::new(number).expect("network namespaces, which `ip` makes");
+    let Some(two) = Two::new(number) else { panic!("`ip` cannot make network namespaces") };
     let wingbeat = wingbeat_tests::binary().unwrap();
     let head = two.address(0);
     let _head = start(two.on(0, &wingbeat).args(["head", "--host", &head, "--port", "6420"]), "listening");
