@@ -183,7 +183,18 @@ impl Parent {
     }
 }
 
+/// The short option of this command that stands behind the script with its value in one word: clap gives that to the script.
+fn ours_in_one_word(args: &[String]) -> Option<&String> {
+    let is_ours = |word: &&String| word.len() > 2 && (word.starts_with("-n") || word.starts_with("-m"));
+    args.first().filter(is_ours)
+}
+
 async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
+    if let Some(word) = ours_in_one_word(&args.args)
+        && !std::env::args_os().any(|word| word == "--")
+    {
+        bail!("{word} stands behind the script: put it before that, or `--` before the script's own arguments");
+    }
     // Ranks begin there.
     std::env::current_dir()
         .context("the working folder of this command is not there any more: change to one that is")?;
@@ -471,6 +482,11 @@ mod tests {
         assert_eq!(of("-n 2 a.py -- --workers 4"), ("--workers 4".to_owned(), 2));
         assert_eq!(of("-n 2 a.py x -- y"), ("x -- y".to_owned(), 2));
         assert_eq!(of("a.py --workers 4"), (String::new(), 4), "an option of ours, as before");
+        for (word, is_ours) in [("-n4", true), ("-mn2", true), ("-x4", false), ("--epochs", false), ("4", false)] {
+            let (behind, _) = of(&format!("a.py {word} 1"));
+            assert_eq!(behind, format!("{word} 1"));
+            assert_eq!(ours_in_one_word(&[word.to_owned()]).is_some(), is_ours, "{word} is refused");
+        }
         assert!(
             parsed("--worker 4 a.py").unwrap_err().to_string().contains("--workers"),
             "a slip before the script is found"

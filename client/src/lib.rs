@@ -185,7 +185,7 @@ pub use wingbeat_macros::main;
 /// # }
 /// ```
 ///
-/// What an attribute says, `options()` says otherwise for one call; each option is explained at [`TaskOptions`] and [`ActorOptions`].
+/// What an attribute says, `options()` says otherwise for one call, but for `spread` and `wait_until_feasible`, which no call takes back; each option is explained at [`TaskOptions`] and [`ActorOptions`].
 ///
 /// ```no_run
 /// #[wingbeat::remote(spread, wait_until_feasible, resources(license = 1), timeout = "5min")]

@@ -122,7 +122,8 @@ pub fn current_handle<H: ActorHandle>() -> Result<H> {
 /// Ends the actor that this code runs in, without restart: from inside what [`terminate`](crate::ActorRef::terminate) is from outside.
 ///
 /// The call that asks goes on to its end and gives its result, and so do other calls that run. No other call begins: those that wait, and
-/// all later ones, fail with [`Error::ActorDied`]. After the last call the value is dropped, and its `Drop` runs.
+/// all later ones, fail with [`Error::ActorDied`] at once. After the last call the value is dropped, its `Drop` runs, and the process ends
+/// when the head knows of it: a call that never ends, such as a loop, has to look for that itself.
 ///
 /// ```no_run
 /// struct Batch { left: u64 }

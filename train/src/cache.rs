@@ -25,7 +25,12 @@ fn is_nobody_elses(folder: &Path) -> bool {
     let Ok(there) = std::fs::metadata(folder) else { return false };
     let for_us = std::fs::Permissions::from_mode(there.mode() & 0o7700);
     there.uid() == rustix::process::geteuid().as_raw()
-        && (there.mode() & 0o022 == 0 || std::fs::set_permissions(folder, for_us).is_ok())
+        && (there.mode() & 0o022 == 0 || std::fs::set_permissions(folder, for_us).is_ok() && is_private(folder))
+}
+
+/// On some mounts modes cannot be changed, and to change them is no error.
+fn is_private(folder: &Path) -> bool {
+    std::fs::metadata(folder).is_ok_and(|there| there.mode() & 0o022 == 0)
 }
 
 /// Whether that is there and can be run: this user has made it, and nobody else could have changed it. What others could write is removed,
@@ -36,9 +41,11 @@ pub(crate) fn holds(folder: &Path) -> Result<bool> {
     if is_ours && there.mode() & 0o022 == 0 {
         return Ok(true);
     }
-    let removed = if is_ours { std::fs::remove_dir_all(folder) } else { Err(ErrorKind::PermissionDenied.into()) };
+    let removed = if is_ours { removed(folder) } else { Err(ErrorKind::PermissionDenied.into()) };
     match removed {
         Ok(()) => Ok(false),
+        // Another was first.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(Error::new(
             error.kind(),
             format!(
@@ -47,6 +54,16 @@ pub(crate) fn holds(folder: &Path) -> Result<bool> {
             ),
         )),
     }
+}
+
+/// Removes a folder by another name: nobody finds half of it, and whoever makes it again meanwhile keeps what was made.
+fn removed(folder: &Path) -> Result<()> {
+    let parent = folder.parent().unwrap_or(Path::new("."));
+    let aside = new_folder(parent, "part-")?;
+    std::fs::rename(folder, aside.path().join("removed"))?;
+    // What cannot be removed now is by `remove_unused`, some other time.
+    drop(aside);
+    Ok(())
 }
 
 /// A new folder in the cache that only this user reaches. It gets its name when all is in it.

@@ -119,7 +119,7 @@ pub(crate) fn folder() -> std::io::Result<PathBuf> {
     let cache = cache::folder()?;
     let folder = cache.join(format!("python-{}", identity()));
     let package = folder.join("wingbeat");
-    if cache::holds(&folder)? {
+    if cache::holds(&folder)? && package.exists() {
         return Ok(package);
     }
     let made = written_in(&cache).map_err(|error| {

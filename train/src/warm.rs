@@ -34,7 +34,7 @@ const MODULES: [&str; 4] = ["torch?", "torch.distributed?", "torch.nn.parallel?"
 /// Further modules to import, with commas between.
 const MORE_MODULES: &str = "WINGBEAT_WARM_IMPORTS";
 /// Variables that are read when Python starts or when a module is imported begin with one of these.
-const READ_AT_START: [&str; 28] = [
+const READ_AT_START: [&str; 25] = [
     "PYTHON",
     "LD_",
     "TORCH",
@@ -60,11 +60,9 @@ const READ_AT_START: [&str; 28] = [
     "ATEN_",
     "TMP",
     "TEMP",
-    // Who the user is, where no file says so: getpass.getuser.
-    "USER",
-    "LOGNAME",
-    "LNAME",
 ];
+/// These whole names are read then, too: who the user is, where no file says so (`getpass.getuser`).
+const USER: [&str; 4] = ["USER", "USERNAME", "LOGNAME", "LNAME"];
 /// And these, of them, are read later, or set again in the fork.
 const READ_LATER: [&str; 7] = [
     "TORCHELASTIC_",
@@ -94,7 +92,7 @@ impl Kind {
     pub(crate) fn of(python: &str, environment: &BTreeMap<String, String>) -> Kind {
         let settings = environment
             .iter()
-            .filter(|(name, _)| starts_with_any(name, &READ_AT_START) && !starts_with_any(name, &READ_LATER))
+            .filter(|(name, _)| is_read_at_start(name) && !starts_with_any(name, &READ_LATER))
             // The head writes down what its actor is made of. A rank has its whole environment from its own actor, in any case.
             .filter(|(name, _)| !is_secret(name) || is_about_a_secret(name))
             .map(|(name, value)| (name.clone(), value.clone()));
@@ -203,7 +201,7 @@ fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {
     command.arg("-u").arg(script).arg(socket).arg(idle).args(&kind.modules);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
-        if starts_with_any(&name, &READ_AT_START) || name == "OMP_NUM_THREADS" {
+        if is_read_at_start(&name) || name == "OMP_NUM_THREADS" {
             command.env_remove(&*name);
         }
     }
@@ -213,6 +211,10 @@ fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {
     // What ranks inherit from it must be what they would have as new processes.
     as_outside(&mut command);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()
+}
+
+fn is_read_at_start(name: &str) -> bool {
+    starts_with_any(name, &READ_AT_START) || USER.contains(&name)
 }
 
 fn starts_with_any(name: &str, prefixes: &[&str]) -> bool {

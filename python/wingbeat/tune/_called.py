@@ -44,7 +44,8 @@ def run(function: Callable[..., Any], config: dict[str, Any], folder: str, *, ch
     signal.signal(signal.SIGTERM, stop)
     with contextlib.suppress(OSError):
         os.unlink(f"{folder}/{RAISED}")  # of an earlier attempt
-    _leave(folder, STARTED, repr(time.time()).encode())
+    if not os.path.exists(f"{folder}/{STARTED}"):  # the first attempt began the trial
+        _leave(folder, STARTED, repr(time.time()).encode())
     if changes_folder:
         os.environ[_ORIGINAL] = os.getcwd()
         os.chdir(folder)

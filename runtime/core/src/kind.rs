@@ -60,6 +60,9 @@ pub enum ErrorKind {
     Session,
 }
 
+/// What the system answers where the same may work later: EINTR, EAGAIN, ENOMEM, ENOSPC and EDQUOT, as on Linux.
+const PASSING: [i32; 5] = [4, 11, 12, 28, 122];
+
 impl Error {
     /// What it means for whoever has it. One that a function returned because another had failed means what that does.
     #[must_use]
@@ -105,7 +108,8 @@ impl Error {
 
     /// Whether the same work may succeed when it is done again, by the same program on the same cluster: what it needed was lost, away,
     /// full or slow. Of a value that was lost, the work is what has made it. What the attribute and the options say of retries was tried
-    /// before. A function's own error, a panic and a dead actor are final.
+    /// before. A function's own error, a panic, a dead actor and a file that is missing are final, and so is what nobody knows better of
+    /// ([`Error::Failed`]).
     ///
     /// ```
     /// use wingbeat_core::error::Error;
@@ -120,6 +124,9 @@ impl Error {
             // It is what the function failed of.
             Error::Application { error, .. } => error.passed_on().is_some_and(|error| error.is_retryable()),
             Error::ActorUnavailable { .. } | Error::TooManyPendingCalls { .. } | Error::Unreachable { .. } => true,
+            // A file that is missing stays so, and of the rest nobody knows.
+            Error::Io { code, .. } => code.is_some_and(|code| PASSING.contains(&code)),
+            Error::Failed { .. } => false,
             other => {
                 use ErrorKind::{Full, Lost, OutOfMemory, TimedOut};
                 matches!(other.kind(), Lost | OutOfMemory | Full | TimedOut)
@@ -168,6 +175,8 @@ mod tests {
         };
         assert!(own(&lost()).is_retryable(), "the function failed of what was lost");
         assert!(!own(&Error::NoSession).is_retryable());
+        let io = |code| Error::io("opening a file", &std::io::Error::from_raw_os_error(code)).is_retryable();
+        assert!(io(28) && !io(2), "a disk that is full, and a file that is missing");
         assert!(!Error::Cancelled { task: "f".into() }.is_retryable());
     }
 }

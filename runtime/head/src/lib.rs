@@ -138,12 +138,11 @@ impl Head {
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
         let asker = permission::Asker { token: &config.token, cluster: config.cluster, epoch: remembered.epoch };
         let open = permission::open_among(&remembered.facts);
+        // First, since it changes nothing anywhere: a standby that lets this one lead could not take over from the head that it follows.
+        asker.nobody_leads(&remembered.facts, &open).await?;
         match standby {
             FormerStandby::IsAsked => asker.may_lead(&open).await?,
             FormerStandby::IsGone => asker.is_alone(&open).await?,
-        }
-        if open.is_empty() || standby == FormerStandby::IsGone {
-            asker.nobody_leads(&remembered.facts).await?;
         }
         let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
         Ok(Self::serve_at(listener, config, shell))

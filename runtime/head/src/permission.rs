@@ -100,9 +100,9 @@ impl Asker<'_> {
     /// Waits until none of the nodes in the file is connected to a head. One that was just lost may be heard for a while.
     ///
     /// # Errors
-    /// Some are, and stay so: this file is a copy from before that head, and whoever came over from it would find nothing of what it has
+    /// Some are connected to the standby that is named in the file; or some are to another, and stay so: this file is a copy from before that head, and whoever came over from it would find nothing of what it has
     /// acknowledged.
-    pub(crate) async fn nobody_leads(&self, facts: &[Fact]) -> Result<(), Error> {
+    pub(crate) async fn nobody_leads(&self, facts: &[Fact], open: &[Succession]) -> Result<(), Error> {
         let nodes = facts.iter().filter_map(|fact| match fact {
             Fact::Node(node, _) => Some(&node.address),
             _ => None,
@@ -110,10 +110,15 @@ impl Asker<'_> {
         let nodes: Vec<&Address> = nodes.collect();
         let until = tokio::time::Instant::now() + limits().silence * 2;
         while let Some(head) = self.head_that_is_heard(&nodes).await {
+            if let Some(standby) =
+                open.iter().find_map(|by| by.standby.as_ref()).filter(|standby| is_at(standby, &head))
+            {
+                return Err(superseded(standby));
+            }
             if tokio::time::Instant::now() > until {
                 let at = shown(&head);
                 return Err(refused(format!(
-                    "nodes that are in the journal hear another head of it, at {at}. Stop that one first; or name the journal that it writes, \
+                    "nodes that are in the journal hear, or have just heard, another head of it at {at}. Stop that one first; or name the journal that it writes, \
                      or stand by: `wingbeat head --standby-of {at} --journal FILE`"
                 )));
             }
@@ -194,6 +199,11 @@ fn refused(why: String) -> Error {
 
 fn shown(standby: &Address) -> String {
     standby.tcp.map_or_else(|| standby.unix.clone(), |tcp| tcp.to_string())
+}
+
+/// Whether that is where the other is. Its next life has another socket, and the same port.
+fn is_at(one: &Address, other: &Address) -> bool {
+    one.tcp.is_some() && one.tcp == other.tcp || one.machine == other.machine && one.unix == other.unix
 }
 
 fn superseded(standby: &Address) -> Error {

@@ -191,7 +191,10 @@ where
     let tried = tokio::time::timeout(limit, async {
         let [mut pause, longest] = TRY_AGAIN;
         loop {
-            match attempt().await {
+            // If this one is not answered, that is why, and not what came of the one before.
+            let tried = attempt();
+            last = None;
+            match tried.await {
                 Ok(done) => return Ok(done),
                 Err(Attempt::Failed(error)) => return Err(error),
                 Err(Attempt::Again(error)) => last = Some(error),

@@ -356,16 +356,13 @@ impl State {
             NodeMessage::EndJob { job } => self.end_job(job),
             NodeMessage::Prestart { job, count } => self.prestart(job, count),
             NodeMessage::ActorStarted { actor, incarnation, outcome } => {
-                // Nobody else has constructors here.
-                if self.workers.get(by).is_none() {
-                    return;
-                }
+                // Of another actor, or without a lease, it has nothing to say: what it says late is known.
                 if let Some(assigned) = self.workers.assignment_mut(by)
                     && matches!(&assigned.start.holder, LeaseHolder::Actor(spec, life, _) if spec.id == actor && *life == incarnation)
                 {
                     assigned.started = Some(outcome.clone());
+                    self.actions.push(Action::ToHead(HeadMessage::ActorStarted { actor, incarnation, outcome }));
                 }
-                self.actions.push(Action::ToHead(HeadMessage::ActorStarted { actor, incarnation, outcome }));
             }
             // Others may still read what it owns.
             NodeMessage::Stays => self.apply(by, Change::Stays),

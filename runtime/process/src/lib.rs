@@ -34,7 +34,7 @@ pub use session::worker_side::ForAnotherThread;
 pub use session::{actor, arguments, context, groups, options, registry, submit, values};
 pub use wingbeat_net::messages::{ClusterState, Explanation, Work};
 pub use wingbeat_net::panics::said as text_of_panic;
-pub use wire::executor::Executor;
+pub use wire::executor::{EXITS, Executor};
 pub use wire::head_link::HeadLink;
 pub use wire::io::{Io, does_io};
 pub use wire::node_link::NodeLink;

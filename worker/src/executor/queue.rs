@@ -14,12 +14,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Outcome, TaskResult, TaskSpec};
 use wingbeat_core::value::ObjectValue;
-use wingbeat_core::{ProcessId, TaskId};
+use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
-use wingbeat_process::{Assigned, Executor, Handle, Process, Session, Work};
+use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work};
 
 use super::home_threads::AtHome;
 use super::stacks;
@@ -304,6 +304,7 @@ impl Queue {
                     self.refuse(&spec, error);
                 }
             }
+            Refused::Exits(calls) => self.refuse_calls_of_one_that_exits(calls, actor.id),
             Refused::UnknownGroup(calls) => {
                 for spec in calls {
                     let option = "group".to_owned();
@@ -312,6 +313,14 @@ impl Queue {
                     self.refuse(&spec, Error::InvalidOption { what: task_name(&spec).into(), option, why });
                 }
             }
+        }
+    }
+
+    /// They fail at once: the calls that still run may wait for these.
+    fn refuse_calls_of_one_that_exits(&self, calls: Vec<Arc<TaskSpec>>, actor: ActorId) {
+        for spec in calls {
+            let cause = Box::new(Error::ActorEnded { by: EXITS.into() });
+            self.refuse(&spec, Error::ActorDied { actor, class: task_name(&spec).into(), cause });
         }
     }
 
@@ -503,8 +512,10 @@ impl Executor for Queue {
         }
     }
 
-    fn exit_actor(&self) {
-        self.change(work::Queue::exit_actor);
+    fn exit_actor(&self, actor: ActorId) {
+        let mut waiting = Vec::new();
+        self.change(|work| waiting = work.exit_actor());
+        self.refuse_calls_of_one_that_exits(waiting, actor);
     }
 
     fn look_at_home(&self) -> bool {

@@ -191,7 +191,10 @@ fn find_by_name(found: &[DeviceInfo], name: &str) -> Option<DeviceInfo> {
 
 /// A model as the value of a label: `NVIDIA H200` becomes `NVIDIA-H200`.
 fn label_of(model: &str) -> String {
-    model.split_whitespace().collect::<Vec<_>>().join("-")
+    // What no selector can say is left out, as the parentheses of "Orin (nvgpu)".
+    let may_be_said = |c: &char| c.is_ascii_alphanumeric() || "-_./:".contains(*c);
+    let words = model.split_whitespace().map(|word| word.chars().filter(may_be_said).collect::<String>());
+    words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
 }
 
 /// What was asked for with `--num-gpus`, `--gpu-memory` and the machine's own devices.

@@ -145,7 +145,9 @@ impl Daemon {
             match tried {
                 Ok(joined) => break joined,
                 // One that was there a moment ago is looked for, and asked again: it may have ended before it answered.
-                Err(Error::Unreachable { .. }) if self.head.way.is_followed() && Instant::now() < end => {
+                Err(Error::Unreachable { .. } | Error::OutOfDescriptors { .. })
+                    if self.head.way.is_followed() && Instant::now() < end =>
+                {
                     tokio::time::sleep(PAUSES.1).await;
                 }
                 Err(error) => return Err(error),

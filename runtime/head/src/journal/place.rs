@@ -1,6 +1,6 @@
 //! Where a journal's files are, and whether those that are open are still there.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -34,16 +34,35 @@ impl Place {
     }
 }
 
-/// Copies a journal that nobody has open to `FILE.led`.
+/// So many copies of what has led are kept. After that, only the last of them is replaced.
+const KEPT: usize = 16;
+
+/// Copies a journal that nobody has open to `FILE.led`, or to the first of `FILE.led-2`, … that is not there: what was kept earlier stays.
 ///
 /// # Errors
 /// It cannot be read, or the copy not written.
 pub(crate) fn keep_aside(journal: &Path) -> Result<PathBuf, Error> {
-    let aside = beside(&real_path(journal), ".led");
-    match std::fs::copy(journal, &aside) {
-        Ok(_) => Ok(aside),
+    let real = real_path(journal);
+    let name = |number: usize| beside(&real, &if number == 1 { ".led".to_owned() } else { format!(".led-{number}") });
+    let not_there = |path: &PathBuf| std::fs::symlink_metadata(path).is_err();
+    let aside = (1..KEPT).map(name).find(not_there).unwrap_or_else(|| name(KEPT));
+    let copied = match std::fs::remove_file(&aside) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => copied(&real, &aside),
+    };
+    match copied {
+        Ok(()) => Ok(aside),
         Err(error) => Err(failed(journal, format!("it cannot be copied to {}: {error}", aside.display()))),
     }
+}
+
+/// Copies a file to one that is not there yet, and onto the disk.
+fn copied(from: &Path, to: &Path) -> std::io::Result<()> {
+    let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
+    std::io::copy(&mut File::open(from)?, &mut copy)?;
+    copy.sync_all()?;
+    sync_folder(to.parent().unwrap_or(Path::new("")));
+    Ok(())
 }
 
 /// SQLite's write-ahead log. Most of a small journal is in it while a head runs.

@@ -339,6 +339,7 @@ mod tests {
         drop((standby, head));
         let (_, kept) = Journal::open(&dir.path().join("led.led"), cluster).unwrap();
         assert!(matches!(&kept.facts[..], [Fact::Quota(name, _)] if name == "team"), "{:?}", kept.facts);
+        assert_eq!(journal::keep_aside(&led).unwrap(), dir.path().join("led.led-2"), "what was kept stays");
     }
 
     #[tokio::test]

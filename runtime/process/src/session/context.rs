@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::{ActorId, LeaseId, TaskId};
-use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::spin::Working;
 
 use crate::session::actor::ActorHandle;
@@ -337,10 +336,9 @@ pub fn exit_actor() -> Result<(), Error> {
     let (actor, _) = execution.actor.ok_or_else(outside)?;
     let process = execution.session.process();
     if let Some(executor) = process.executor() {
-        executor.exit_actor();
+        executor.exit_actor(actor);
     }
-    // The process ends when the head says so: it must know first that no other life is to follow.
-    process.tell_head(HeadMessage::TerminateActor { actor, by: "its own call of exit_actor()".into() });
+    process.actor_exits(actor);
     Ok(())
 }
 

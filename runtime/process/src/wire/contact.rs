@@ -53,16 +53,16 @@ impl Process {
 
     async fn reach(&self, to: &Address, number: u64) -> Option<Stream> {
         let hello = Hello { losses: number, ..self.hello(Purpose::Control) };
-        let error = match address::dial_known(to, "a process of the job", &self.wire.who.token, hello).await {
-            Ok(stream) => {
-                *self.wire.peers.lacks_descriptors.lock() = None;
-                return Some(stream);
-            }
+        let dialled = address::dial_known(to, "a process of the job", &self.wire.who.token, hello).await;
+        // Whoever was dialled otherwise was dialled with a descriptor.
+        *self.wire.peers.lacks_descriptors.lock() = match &dialled {
+            Err(DialError::Failed(Error::OutOfDescriptors { why, .. })) => Some(why.clone()),
+            _ => None,
+        };
+        let error = match dialled {
+            Ok(stream) => return Some(stream),
             Err(error) => error,
         };
-        if let DialError::Failed(Error::OutOfDescriptors { why, .. }) = &error {
-            *self.wire.peers.lacks_descriptors.lock() = Some(why.clone());
-        }
         tracing::debug!(%error, peer = %to.process, "cannot reach a peer");
         if matches!(error, DialError::Gone(_))
             && self.refusal_is_certain(to)

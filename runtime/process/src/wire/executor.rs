@@ -2,8 +2,11 @@
 
 use futures::future::BoxFuture;
 use wingbeat_core::error::Error;
-use wingbeat_core::{ProcessId, TaskId};
+use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::messages::{ProcessStacks, Work, WorkerCommand};
+
+/// By what an actor was ended that has asked for it.
+pub const EXITS: &str = "its own call of exit_actor()";
 
 /// What a worker process adds to a process: it runs tasks. Implemented by `wingbeat-worker`. Nothing
 /// here may wait. Waits begin and end on the threads of who waits; all else is called from the IO thread.
@@ -28,8 +31,8 @@ pub trait Executor: Send + Sync {
     fn has_work_at_home(&self);
     /// Time has passed: whoever was to go on at home with something else may be stuck. Answers whether to look again.
     fn look_at_home(&self) -> bool;
-    /// The actor that runs here has asked for its end: none of its calls begins any more.
-    fn exit_actor(&self);
+    /// The actor that runs here has asked for its end: none of its calls begins any more, and those that wait fail ([`EXITS`]).
+    fn exit_actor(&self, actor: ActorId);
     /// Looks what the threads of this process do.
     fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>>;
 }

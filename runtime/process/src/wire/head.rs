@@ -14,7 +14,7 @@ use tarpc::client::RpcError;
 use tokio::sync::watch;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_core::{ErrorKind, PlacementGroupId};
+use wingbeat_core::{ActorId, ErrorKind, PlacementGroupId};
 use wingbeat_net::address::{DialError, Stream};
 use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes, Role};
 use wingbeat_net::limits::limits;
@@ -26,6 +26,7 @@ use wingbeat_net::way::Met;
 
 use crate::owner::Outside;
 use crate::recorded::Event;
+use crate::wire::executor::EXITS;
 use crate::wire::head_link::{HeadLink, Standing};
 use crate::wire::process::Process;
 use crate::wire::service::PeerService;
@@ -94,7 +95,9 @@ impl Process {
         match dialled.map_err(Error::from) {
             Ok((stream, _)) => Ok(stream),
             // It was there a moment ago.
-            Err(error @ Error::Unreachable { .. }) if head.shared.way.is_followed() => {
+            Err(error @ (Error::Unreachable { .. } | Error::OutOfDescriptors { .. }))
+                if head.shared.way.is_followed() =>
+            {
                 let found = self.find_head(head, Resumes::Nothing).await.map(|(stream, _)| stream);
                 found.ok_or(error)
             }
@@ -205,12 +208,23 @@ impl Process {
         }
     }
 
+    /// The actor that runs here has asked for its end. The process ends when the head says so: it must know first that no other life is to
+    /// follow.
+    pub(crate) fn actor_exits(&self, actor: ActorId) {
+        let _ = self.wire.exits.set(actor);
+        self.tell_head(HeadMessage::TerminateActor { actor, by: EXITS.into() });
+    }
+
     /// Says to a head that was started again what it is to know.
     fn rejoin(&self, head: &HeadLink) {
         tracing::info!("the head was started again");
         self.wire.record(|| Event::HeadRestarted);
         head.begin_anew();
         self.owner.rejoin();
+        // The last one may have known it and written down nothing of it, and then it was not carried out.
+        if let Some(actor) = self.wire.exits.get() {
+            self.actor_exits(*actor);
+        }
         for group in self.groups_to_hear_of() {
             self.tell_head(HeadMessage::WatchPlacementGroup(group));
         }

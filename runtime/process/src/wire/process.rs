@@ -106,6 +106,8 @@ pub(crate) struct Wire {
     pub(super) home: HomeNode,
     /// Set once, in a worker process.
     pub(super) executor: OnceLock<Arc<dyn Executor>>,
+    /// Set once, when the actor that runs here has asked for its end.
+    pub(super) exits: OnceLock<ActorId>,
     /// What waits, by task, so that the head's word of a deadlock finds it; until it goes on.
     pub waits: DashMap<TaskId, Arc<dyn Interrupt>>,
     /// Whether somebody looks which of those last.
@@ -204,6 +206,7 @@ impl Prepared {
             head: OnceLock::new(),
             home: HomeNode::default(),
             executor: OnceLock::new(),
+            exits: OnceLock::new(),
             waits: DashMap::new(),
             looks_at_waits: AtomicBool::new(false),
             to_itself,

@@ -58,6 +58,8 @@ pub enum Refused {
     Another(Vec<Arc<TaskSpec>>),
     /// The actor has no such concurrency groups.
     UnknownGroup(Vec<Arc<TaskSpec>>),
+    /// The actor has asked for its end.
+    Exits(Vec<Arc<TaskSpec>>),
 }
 
 /// Unstarted tasks that their owner is to run elsewhere.
@@ -195,9 +197,12 @@ impl<R: Clone> Queue<R> {
         if self.actor != Some(actor) {
             return Err(Refused::Another(calls));
         }
-        if self.phase == Phase::Ended || self.exits {
+        if self.phase == Phase::Ended {
             // The process is about to end, and the head says what becomes of the actor and of these calls.
             return Ok(());
+        }
+        if self.exits {
+            return Err(Refused::Exits(calls));
         }
         let mut unknown = Vec::new();
         for spec in calls {
@@ -464,10 +469,11 @@ impl<R: Clone> Queue<R> {
         }
     }
 
-    /// The actor has asked for its end: no further call begins. It waits to be drained, so that the head knows why it ends.
-    pub fn exit_actor(&mut self) {
+    /// The actor has asked for its end: no further call begins, and those that wait are given back. It waits to be drained, so that the head
+    /// knows why it ends.
+    pub fn exit_actor(&mut self) -> Vec<Arc<TaskSpec>> {
         self.exits = true;
-        self.calls.values_mut().for_each(VecDeque::clear);
+        self.calls.values_mut().flat_map(std::mem::take).collect()
     }
 
     /// Nothing is started any more.

@@ -326,8 +326,8 @@ fn an_actor_that_exits_begins_nothing_more_and_ends_when_it_is_drained() {
     let mut queue = actor();
     queue.add_calls(ACTOR, tasks([1, 2])).ok();
     assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(1));
-    queue.exit_actor();
-    assert!(queue.add_calls(ACTOR, tasks([3])).is_ok(), "the head says what becomes of it");
+    assert_eq!(queue.exit_actor().len(), 1, "what waits is refused");
+    assert!(matches!(queue.add_calls(ACTOR, tasks([3])), Err(Refused::Exits(calls)) if calls.len() == 1));
     assert!(queue.next_call(DEFAULT_GROUP).is_none());
     queue.done(id(OWNER, 1), |_| true);
     assert!(queue.next_call(DEFAULT_GROUP).is_none(), "the head may not know of it yet");
