@@ -483,8 +483,8 @@ mod tests {
         assert_eq!(of("-n 2 a.py x -- y"), ("x -- y".to_owned(), 2));
         assert_eq!(of("a.py --workers 4"), (String::new(), 4), "an option of ours, as before");
         for (word, is_ours) in [("-n4", true), ("-mn2", true), ("-x4", false), ("--epochs", false), ("4", false)] {
-            let (behind, _) = of(&format!("a.py {word} 1"));
-            assert_eq!(behind, format!("{word} 1"));
+            let line = format!("a.py {word} 1");
+            assert_eq!(parsed(&line).unwrap().0, format!("{word} 1"));
             assert_eq!(ours_in_one_word(&[word.to_owned()]).is_some(), is_ours, "{word} is refused");
         }
         assert!(

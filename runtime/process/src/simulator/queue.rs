@@ -88,6 +88,9 @@ impl Process {
                     Ok(()) => return,
                     Err(Refused::Another(calls)) => calls,
                     Err(Refused::UnknownGroup(calls)) => panic!("{calls:?} are for groups, which no program here has"),
+                    Err(Refused::Exits(calls)) => {
+                        panic!("{calls:?} are for an actor that ends itself, which none here does")
+                    }
                 };
                 for spec in refused {
                     let cause = Box::new(Error::ActorEnded { by: "a restart".into() });

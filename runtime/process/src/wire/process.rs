@@ -21,7 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Address, PlacementGroupState};
-use wingbeat_core::{ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
+use wingbeat_core::{ActorId, ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage};
