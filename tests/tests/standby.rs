@@ -273,6 +273,32 @@ fn the_last_head_is_refused_also_where_the_one_that_has_taken_over_does_not_answ
     assert_eq!(counter.add().get_blocking().unwrap(), 3);
 }
 
+/// As where the head's machine was put back from an image, on another one.
+#[test]
+fn a_copy_of_the_journal_is_refused_beside_its_head_and_the_standby_takes_over_as_before() {
+    let mut cluster = TestCluster::with_journal(2, 1).unwrap();
+    cluster.start_standby("second").unwrap();
+    let _driver = join(&cluster);
+    until_standby(&cluster, |standby| standby["voters"] == 2);
+    let (journal, copy) = (cluster.journal(), cluster.folder().join("image"));
+    std::fs::create_dir(&copy).unwrap();
+    for ending in ["", "-wal", "-count"] {
+        let name = format!("journal{ending}");
+        std::fs::copy(journal.with_file_name(&name), copy.join(&name)).unwrap();
+    }
+    let mut other = cluster.command().unwrap();
+    let output = other.args(["head", "--port", "0", "--journal"]).arg(copy.join("journal")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && said.contains(&format!("another head of it at {}", cluster.address())),
+        "{said}"
+    );
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+    cluster.kill_head().unwrap();
+    cluster.wait_for_takeover().unwrap();
+    assert_eq!(double::remote(5).get_blocking().unwrap(), 10);
+}
+
 #[test]
 fn a_head_without_standby_is_refused_while_the_standby_answers() {
     let mut cluster = TestCluster::with_journal(1, 1).unwrap();
