@@ -624,10 +624,14 @@ mod tests {
         let silence = Duration::from_secs(60);
         let (reader, holder) =
             (Wire::new(Stream::Unix(one), silence).unwrap(), Wire::new(Stream::Unix(other), silence).unwrap());
-        holder.send(answer).await.unwrap();
-        drop(holder);
         let id = TaskId { owner: ProcessId(1), seq: 1 }.output(0);
-        ask(id, 5, &reader).await
+        let answering = async move {
+            holder.receive(&mut [0; 20], silence).await.unwrap();
+            holder.send(answer).await.unwrap();
+        };
+        // What is cut short ends with the connection, and nobody waits for the rest.
+        let (said, ()) = tokio::join!(ask(id, 5, &reader), answering);
+        said
     }
 
     #[tokio::test]
