@@ -26,7 +26,7 @@ const STORE_BYTES: u64 = 1 << 20;
 const DESCRIPTORS: usize = 40;
 const THREADS: usize = 8;
 /// And so much more memory of its own: what the allocator keeps of its busiest moment.
-const MEMORY: u64 = 64 << 20;
+const MEMORY: u64 = 32 << 20;
 
 /// What daemons hold when they have just started, by whether it is the head.
 pub type Fresh = BTreeMap<bool, Usage>;
