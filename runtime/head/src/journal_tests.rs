@@ -259,19 +259,11 @@ async fn a_changed_bit_in_what_a_killed_head_left_loses_nothing_in_silence() {
     }
     let left = killed(&dir.path().join("other"));
     drop(journal);
-    let mut refused = 0;
-    for file in ["journal-wal", "journal-count"] {
-        let whole = std::fs::read(left.path().join(file)).unwrap();
-        let step = if whole.len() > 1_000 { 97 } else { 1 };
-        for at in (0..whole.len()).step_by(step) {
-            let damaged = killed(&left.path().join("journal"));
-            let mut bytes = whole.clone();
-            bytes[at] ^= 1 << (at % 8);
-            std::fs::write(damaged.path().join(file), &bytes).unwrap();
-            let place = format!("{file}, byte {at}");
-            refused += usize::from(is_refused(&damaged.path().join("journal"), &facts, "damaged", &place));
-        }
-    }
+    let refused = refused_where(&left, &facts, |whole, at| {
+        let mut bytes = whole.to_vec();
+        bytes[at] ^= 1 << (at % 8);
+        bytes
+    });
     assert!(refused > 100, "{refused}");
 }
 
@@ -286,18 +278,24 @@ async fn what_a_killed_head_left_loses_nothing_in_silence_when_it_is_cut_short()
     }
     let left = killed(&path);
     drop(journal);
+    let refused = refused_where(&left, &facts, |whole, length| whole[..length].to_vec());
+    assert!(refused > 100, "{refused}");
+}
+
+/// In how many places what a killed head left is refused when its log or its count is changed there. In the others nothing is lost.
+fn refused_where(left: &tempfile::TempDir, facts: &[Fact], change: impl Fn(&[u8], usize) -> Vec<u8>) -> usize {
     let mut refused = 0;
     for file in ["journal-wal", "journal-count"] {
         let whole = std::fs::read(left.path().join(file)).unwrap();
         let step = if whole.len() > 1_000 { 97 } else { 1 };
-        for length in (0..whole.len()).step_by(step) {
-            let torn = killed(&left.path().join("journal"));
-            std::fs::write(torn.path().join(file), &whole[..length]).unwrap();
-            let place = format!("{file}, {length} bytes");
-            refused += usize::from(is_refused(&torn.path().join("journal"), &facts, "damaged", &place));
+        for at in (0..whole.len()).step_by(step) {
+            let changed = killed(&left.path().join("journal"));
+            std::fs::write(changed.path().join(file), change(&whole, at)).unwrap();
+            let place = format!("{file}, at byte {at}");
+            refused += usize::from(is_refused(&changed.path().join("journal"), facts, "damaged", &place));
         }
     }
-    assert!(refused > 100, "{refused}");
+    refused
 }
 
 #[tokio::test]

@@ -299,6 +299,13 @@ mod tests {
     use crate::files;
     use crate::journal::Journal;
 
+    /// Of heads and standbys of one cluster.
+    fn configs() -> impl Fn() -> HeadConfig {
+        let token = Token::random();
+        let (cluster, patience) = (ClusterId(7), wingbeat_net::patience::Patience::USUAL);
+        move || HeadConfig { tcp: Some("127.0.0.1:0".parse().unwrap()), token: token.clone(), cluster, patience }
+    }
+
     #[test]
     fn one_that_has_led_follows_a_later_head_alone_and_one_that_followed_awaits_its_head() {
         let head = || Address {
@@ -324,13 +331,11 @@ mod tests {
     async fn what_a_head_has_led_with_is_kept_when_it_follows_another_one() {
         let dir = tempfile::tempdir().unwrap();
         let [led, older] = ["led", "older"].map(|name| dir.path().join(name));
-        let (token, cluster, patience) = (Token::random(), ClusterId(7), wingbeat_net::patience::Patience::USUAL);
+        let (config, cluster) = (configs(), ClusterId(7));
         drop(Journal::open(&older, cluster).unwrap());
         std::fs::copy(&older, &led).unwrap();
         let quota = Fact::Quota("team".into(), wingbeat_core::ResourceSet::default());
         Journal::open(&led, cluster).unwrap().0.intend(vec![quota]).await.unwrap();
-        let config =
-            || HeadConfig { tcp: Some("127.0.0.1:0".parse().unwrap()), token: token.clone(), cluster, patience };
         let head = Head::start_with_journal(config(), &older, crate::FormerStandby::IsAsked).await.unwrap();
         let at = head.address().tcp.unwrap().to_string();
         // Its number would be that of the head there, or later, if it had begun after that.
@@ -340,6 +345,7 @@ mod tests {
         let (_, kept) = Journal::open(&dir.path().join("led.led"), cluster).unwrap();
         assert!(matches!(&kept.facts[..], [Fact::Quota(name, _)] if name == "team"), "{:?}", kept.facts);
         assert_eq!(journal::keep_aside(&led).unwrap(), dir.path().join("led.led-2"), "what was kept stays");
+        assert_eq!(journal::keep_aside(&led).unwrap(), dir.path().join("led.led-2"), "however often that is tried");
     }
 
     #[tokio::test]
@@ -347,9 +353,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [of_head, copy] = ["head", "copy/journal"].map(|name| dir.path().join(name));
         std::fs::create_dir(copy.parent().unwrap()).unwrap();
-        let (token, cluster, patience) = (Token::random(), ClusterId(7), wingbeat_net::patience::Patience::USUAL);
-        let config =
-            || HeadConfig { tcp: Some("127.0.0.1:0".parse().unwrap()), token: token.clone(), cluster, patience };
+        let config = configs();
         let head = Head::start_with_journal(config(), &of_head, crate::FormerStandby::IsAsked).await.unwrap();
         let at = head.address().tcp.unwrap().to_string();
         let mut standby = Head::stand_by(config(), &at, &copy).await.unwrap();
@@ -367,9 +371,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [of_head, first, file, link] = ["head", "first", "elsewhere", "link"].map(|name| dir.path().join(name));
         std::os::unix::fs::symlink("elsewhere", &link).unwrap();
-        let (token, cluster, patience) = (Token::random(), ClusterId(7), wingbeat_net::patience::Patience::USUAL);
-        let config =
-            || HeadConfig { tcp: Some("127.0.0.1:0".parse().unwrap()), token: token.clone(), cluster, patience };
+        let config = configs();
         let head = Head::start_with_journal(config(), &of_head, crate::FormerStandby::IsAsked).await.unwrap();
         let at = head.address().tcp.unwrap().to_string();
         let first = Head::stand_by(config(), &at, &first).await.unwrap();
