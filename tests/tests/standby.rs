@@ -273,13 +273,9 @@ fn the_last_head_is_refused_also_where_the_one_that_has_taken_over_does_not_answ
     assert_eq!(counter.add().get_blocking().unwrap(), 3);
 }
 
-/// As where the head's machine was put back from an image, on another one.
-#[test]
-fn a_copy_of_the_journal_is_refused_beside_its_head_and_the_standby_takes_over_as_before() {
-    let mut cluster = TestCluster::with_journal(2, 1).unwrap();
-    cluster.start_standby("second").unwrap();
-    let _driver = join(&cluster);
-    until_standby(&cluster, |standby| standby["voters"] == 2);
+/// Starts a head as where the head's machine was put back from an image, on another one: with a copy of the journal. What it says when it
+/// is refused.
+fn refused_with_a_copy(cluster: &TestCluster) -> String {
     let (journal, copy) = (cluster.journal(), cluster.folder().join("image"));
     std::fs::create_dir(&copy).unwrap();
     for ending in ["", "-wal", "-count"] {
@@ -289,13 +285,35 @@ fn a_copy_of_the_journal_is_refused_beside_its_head_and_the_standby_takes_over_a
     let mut other = cluster.command().unwrap();
     let output = other.args(["head", "--port", "0", "--journal"]).arg(copy.join("journal")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        !output.status.success() && said.contains(&format!("another head of it at {}", cluster.address())),
-        "{said}"
-    );
+    assert!(!output.status.success(), "{said}");
+    said
+}
+
+#[test]
+fn a_copy_of_the_journal_is_refused_beside_its_head_and_the_standby_takes_over_as_before() {
+    let mut cluster = TestCluster::with_journal(2, 1).unwrap();
+    cluster.start_standby("second").unwrap();
+    let _driver = join(&cluster);
+    until_standby(&cluster, |standby| standby["voters"] == 2);
+    let said = refused_with_a_copy(&cluster);
+    assert!(said.contains(&format!("hear, or have just heard, another head of it at {}", cluster.address())), "{said}");
     assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
     cluster.kill_head().unwrap();
     cluster.wait_for_takeover().unwrap();
+    assert_eq!(double::remote(5).get_blocking().unwrap(), 10);
+}
+
+#[test]
+fn where_no_node_could_say_so_the_standby_refuses_a_copy_of_the_journal() {
+    let mut cluster = TestCluster::with_journal(0, 0).unwrap();
+    cluster.start_standby("second").unwrap();
+    until_standby(&cluster, |standby| standby["voters"] == 0);
+    let said = refused_with_a_copy(&cluster);
+    assert!(said.contains(&format!("names follows another head of it at {}", cluster.address())), "{said}");
+    cluster.kill_head().unwrap();
+    cluster.wait_for_takeover().unwrap();
+    cluster.add_node(&["--num-cpus", "1"]).unwrap();
+    let _driver = join(&cluster);
     assert_eq!(double::remote(5).get_blocking().unwrap(), 10);
 }
 

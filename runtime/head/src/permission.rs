@@ -11,7 +11,7 @@ use wingbeat_net::Token;
 use wingbeat_net::address::{self, DialError, Stream};
 use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role, Welcome};
 use wingbeat_net::limits::limits;
-use wingbeat_net::messages::{Generation, Leadership, Succession, Support};
+use wingbeat_net::messages::{Generation, Leadership, Leave, Succession, Support};
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{
     HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse, StandbyClient,
@@ -43,8 +43,10 @@ pub(crate) struct Asker<'a> {
 #[derive(PartialEq, Eq, Debug)]
 enum Said {
     MayLead,
-    /// Another head leads.
+    /// The standby leads.
     Superseded,
+    /// The standby follows another head: here.
+    Another(Address),
 }
 
 impl Asker<'_> {
@@ -71,6 +73,7 @@ impl Asker<'_> {
         match tokio::time::timeout(LIMIT, asking).await {
             Ok(Said::MayLead) => Ok(()),
             Ok(Said::Superseded) => Err(superseded(standby)),
+            Ok(Said::Another(head)) => Err(another(&head, "the standby that the journal names follows")),
             Err(_) => Err(refused(format!(
                 "the journal names a standby at {}, which may have taken over, and neither that nor enough nodes answer. Start the \
                  standby again, or this head with --without-standby if it is certain that no other head of the cluster runs",
@@ -100,8 +103,8 @@ impl Asker<'_> {
     /// Waits until none of the nodes in the file is connected to a head. One that was just lost may be heard for a while.
     ///
     /// # Errors
-    /// Some are connected to the standby that is named in the file; or some are to another, and stay so: this file is a copy from before that head, and whoever came over from it would find nothing of what it has
-    /// acknowledged.
+    /// Some are connected to the standby that is named in the file; or some are to another, and stay so: this file is a copy from before
+    /// that head, and whoever came over from it would find nothing of what it has acknowledged.
     pub(crate) async fn nobody_leads(&self, facts: &[Fact], open: &[Succession]) -> Result<(), Error> {
         let nodes = facts.iter().filter_map(|fact| match fact {
             Fact::Node(node, _) => Some(&node.address),
@@ -116,11 +119,7 @@ impl Asker<'_> {
                 return Err(superseded(standby));
             }
             if tokio::time::Instant::now() > until {
-                let at = shown(&head);
-                return Err(refused(format!(
-                    "nodes that are in the journal hear, or have just heard, another head of it at {at}. Stop that one first; or name the journal that it writes, \
-                     or stand by: `wingbeat head --standby-of {at} --journal FILE`"
-                )));
+                return Err(another(&head, "nodes that are in the journal hear, or have just heard,"));
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -128,12 +127,9 @@ impl Asker<'_> {
     }
 
     async fn head_that_is_heard(&self, nodes: &[&Address]) -> Option<Address> {
-        // As a head before all others: each node that has joined any says so.
-        let generation = Generation { epoch: Epoch(0), count: 0 };
-        let leads = Leadership { generation, is_revoked: false, standby: None };
         let some = nodes.iter().step_by(nodes.len().div_ceil(ASKED).max(1));
         let asking = some.map(async |node| {
-            match tokio::time::timeout(ANSWER, self.ask_node(node, leads.clone())).await.ok()?? {
+            match tokio::time::timeout(ANSWER, self.ask_node(node, before_all_others())).await.ok()?? {
                 Support::Joined { heard_at, .. } => heard_at,
                 Support::Given | Support::Promised(_) => None,
             }
@@ -152,8 +148,9 @@ impl Asker<'_> {
         let _closes = connection.closes();
         let client = StandbyClient::new(mux::client_config(), client).spawn();
         match client.may_lead(mux::within(limits().takeover * 2), self.epoch).await.ok()? {
-            true => Some(Said::MayLead),
-            false => Some(Said::Superseded),
+            Leave::Given => Some(Said::MayLead),
+            Leave::Superseded => Some(Said::Superseded),
+            Leave::HearsHead(head) => Some(Said::Another(head)),
         }
     }
 
@@ -176,8 +173,15 @@ impl Asker<'_> {
         let voters: BTreeMap<NodeId, &Address> =
             open.iter().flat_map(|by| by.voters.iter().map(|(node, address)| (*node, address))).collect();
         let leads = Leadership { generation, is_revoked: true, standby: None };
-        let asking =
-            voters.into_iter().map(async |(node, address)| (node, self.ask_node(address, leads.clone()).await));
+        let is_standby =
+            |head: &Address| open.iter().filter_map(|by| by.standby.as_ref()).any(|standby| is_at(standby, head));
+        let asking = voters.into_iter().map(async |(node, address)| {
+            // A node whose last head lives on is not to forget the standby for one with a copy of the file.
+            match self.ask_node(address, before_all_others()).await {
+                Some(Support::Joined { heard_at: Some(head), .. }) if !is_standby(&head) => (node, None),
+                _ => (node, self.ask_node(address, leads.clone()).await),
+            }
+        });
         let answers: BTreeMap<NodeId, Option<Support>> = futures::future::join_all(asking).await.into_iter().collect();
         said_by_nodes(open, &answers)
     }
@@ -191,6 +195,19 @@ impl Asker<'_> {
         let _closes = connection.closes();
         client.support(mux::within(limits().takeover), leads).await.ok()
     }
+}
+
+/// As a head before all others: each node that has joined any says so.
+fn before_all_others() -> Leadership {
+    Leadership { generation: Generation { epoch: Epoch(0), count: 0 }, is_revoked: false, standby: None }
+}
+
+fn another(head: &Address, who_hears: &str) -> Error {
+    let at = shown(head);
+    refused(format!(
+        "{who_hears} another head of it at {at}. Stand by for that one: `wingbeat head --standby-of {at} --journal FILE`; or name the \
+         journal that it writes; or stop it first"
+    ))
 }
 
 fn refused(why: String) -> Error {

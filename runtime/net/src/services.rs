@@ -94,9 +94,9 @@ pub trait Node {
 /// Served by a standby; called by a head that is started again.
 #[tarpc::service]
 pub trait Standby {
-    /// Whether the standby lets a head that is started again with the file of the last one lead with this epoch. Then it does not take over
-    /// by what that had said. No answer while that is not decided.
-    async fn may_lead(epoch: Epoch) -> bool;
+    /// Whether the standby lets a head that is started again with the file of the last one lead with this epoch. No answer while that is
+    /// not decided.
+    async fn may_lead(epoch: Epoch) -> Leave;
 }
 
 /// Served by drivers and worker processes; called by each other, by the head and by node daemons.

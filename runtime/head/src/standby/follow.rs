@@ -48,7 +48,9 @@ impl Standby {
                 Ok(Ok((stream, _))) => {
                     // A head that was started again may have other times, which it has said.
                     self.deciding.lock().bears(millis(limits().takeover));
-                    match self.follow_over(stream).await {
+                    let ended = self.follow_over(stream).await;
+                    self.deciding.lock().is_cut_off();
+                    match ended {
                         Ended::Standby(outcome) => return outcome,
                         Ended::Connection => tracing::warn!("the connection to the head has ended; looking for it"),
                         Ended::CannotWrite(error) => tokio::time::sleep(self.pause_after(&error)).await,

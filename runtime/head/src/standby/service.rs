@@ -5,6 +5,8 @@ use std::sync::Arc;
 use tarpc::context::Context;
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Epoch, Hello, Role};
+use wingbeat_net::limits::limits;
+use wingbeat_net::messages::Leave;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{HeadRequest, HeadResponse, Standby as _, StandbyRequest, StandbyResponse};
 
@@ -12,6 +14,7 @@ use super::Standby;
 use super::follow::PAUSE;
 use crate::service::Durable as _;
 use crate::state::{Fact, FactKey};
+use crate::succession::millis;
 
 impl Standby {
     /// Before it leads.
@@ -31,13 +34,20 @@ impl Standby {
 struct StandbyService(Arc<Standby>);
 
 impl wingbeat_net::services::Standby for StandbyService {
-    async fn may_lead(self, _: Context, epoch: Epoch) -> bool {
+    async fn may_lead(self, _: Context, epoch: Epoch) -> Leave {
         let standby = self.0;
+        let until = standby.now() + millis(limits().takeover);
         loop {
-            let decided = standby.deciding.lock().lets_lead(standby.now(), epoch);
+            let now = standby.now();
+            let (decided, hears_head) = {
+                let mut deciding = standby.deciding.lock();
+                (deciding.lets_lead(now, epoch), deciding.hears_head(now))
+            };
             match decided {
+                // What a head has said last may arrive after its end.
+                None if hears_head && now > until => return Leave::HearsHead(standby.way.address()),
                 None => tokio::time::sleep(PAUSE).await,
-                Some(false) => return false,
+                Some(false) => return Leave::Superseded,
                 Some(true) => break,
             }
         }
@@ -47,7 +57,7 @@ impl wingbeat_net::services::Standby for StandbyService {
             Some(journal) if journal.intend(vec![Fact::NoSuccession, Fact::NoEarlierSuccession]).await.is_ok() => {
                 standby.known.lock().remove(&FactKey::Succession);
                 standby.is_current.send_replace(false);
-                true
+                Leave::Given
             }
             _ => std::future::pending().await,
         }

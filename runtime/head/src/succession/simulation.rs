@@ -272,6 +272,10 @@ impl World {
     /// The head is started again with its file.
     fn start_again(&mut self) {
         self.lives += 1;
+        if self.random.random() {
+            // Of a machine that is gone, nothing says so.
+            self.standby.is_cut_off();
+        }
         let (latest, earlier) = successions(&self.log);
         let written = latest.as_ref().map_or(0, |latest| latest.generation.epoch.0);
         let epoch = Epoch(self.epoch.0.max(written) + self.random.random_range(1..3));
@@ -485,6 +489,7 @@ impl World {
         if self.leads.is_none() && self.standby.may_follow() {
             if self.asks.is_some_and(|since| self.now > since + TAKEOVER) {
                 // Another connection.
+                self.standby.is_cut_off();
                 (self.asks, self.written, self.writes) = (None, 0, false);
                 self.copy_session += 1;
             }

@@ -40,6 +40,8 @@ pub(crate) struct StandingBy {
     succession: Option<Succession>,
     /// When the head has answered last.
     heard: Millis,
+    /// Whether the connection is open over which it has.
+    is_connected: bool,
     /// When the last question was asked that the head has answered to one that has all that it had written before: it has heard it later.
     asked: Option<Millis>,
     /// Whether nobody listens where the head did.
@@ -58,6 +60,7 @@ impl StandingBy {
             takeover,
             succession: None,
             heard: now,
+            is_connected: false,
             asked: None,
             is_gone: false,
             used: Epoch(0),
@@ -108,6 +111,11 @@ impl StandingBy {
     /// A head of this epoch has answered: what was asked then, by one that had a complete copy. Before it has, the head waits for it with
     /// nothing.
     pub(crate) fn heard(&mut self, now: Millis, asked: Option<Millis>, epoch: Epoch) {
+        self.is_connected = true;
+        self.bears_with_head(now, asked, epoch);
+    }
+
+    fn bears_with_head(&mut self, now: Millis, asked: Option<Millis>, epoch: Epoch) {
         if self.may_follow() {
             self.asked = self.asked.max(asked);
             (self.heard, self.is_gone) = (now, false);
@@ -116,19 +124,31 @@ impl StandingBy {
         }
     }
 
+    /// The connection to the head has ended, or is about to be closed.
+    pub(crate) fn is_cut_off(&mut self) {
+        self.is_connected = false;
+    }
+
+    /// Whether the head is there: a machine that is gone ends no connection.
+    pub(crate) fn hears_head(&self, now: Millis) -> bool {
+        self.is_connected && now <= self.heard + self.takeover
+    }
+
     /// Nobody listens where the head did.
     pub(crate) fn head_is_gone(&mut self) {
         self.is_gone = true;
     }
 
-    /// A head that is started again with the file of the last one asks whether it may lead with this epoch. None while that is not decided.
+    /// A head that is started again with the file of the last one asks whether it may lead with this epoch. None while that is not decided:
+    /// also while the last head is there, since whoever asks has a copy of its file.
     pub(crate) fn lets_lead(&mut self, now: Millis, epoch: Epoch) -> Option<bool> {
         match self.phase {
+            Phase::Follows | Phase::Asks { .. } if self.hears_head(now) => None,
             Phase::Follows | Phase::Asks { .. } => {
                 // By what the last head said it does not take over any more; the next one says something else.
                 self.succession = None;
                 self.let_lead = self.let_lead.max(Some(epoch));
-                self.heard(now, None, epoch);
+                self.bears_with_head(now, None, epoch);
                 Some(true)
             }
             Phase::Runs { .. } => None,
@@ -291,6 +311,20 @@ mod tests {
         assert!(standby.voted(15, NodeId(1), &runs, Vote::Yes).is_empty(), "a promise that comes too late");
         let asks = ballot(&standby.tick(15));
         assert_eq!(asks.epoch, Epoch(5));
+    }
+
+    #[test]
+    fn a_head_with_a_copy_of_the_file_is_not_let_lead_while_the_other_is_heard() {
+        let mut standby = StandingBy::new(0, 4, by(0));
+        standby.heard(2, Some(1), Epoch(3));
+        assert_eq!(standby.lets_lead(6, Epoch(9)), None);
+        assert!(standby.may_take_over(), "nothing has changed");
+        assert_eq!(standby.lets_lead(7, Epoch(9)), Some(true), "its machine is gone");
+        assert!(!standby.may_take_over() && !standby.hears_head(7));
+        standby.heard(8, Some(8), Epoch(10));
+        assert_eq!(standby.lets_lead(8, Epoch(11)), None);
+        standby.is_cut_off();
+        assert_eq!(standby.lets_lead(8, Epoch(11)), Some(true));
     }
 
     #[test]

@@ -56,6 +56,17 @@ pub enum Support {
     },
 }
 
+/// What a standby says to a head that asks whether it may lead.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Leave {
+    /// It does not take over by what the last head had said.
+    Given,
+    /// It leads itself.
+    Superseded,
+    /// It follows a head that goes on: here. Whoever asks has a copy of the file.
+    HearsHead(Address),
+}
+
 /// A standby asks a node for its vote.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ballot {
