@@ -1,6 +1,7 @@
 //! `wingbeat train`.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -183,16 +184,20 @@ impl Parent {
     }
 }
 
-/// The short option of this command that stands behind the script with its value in one word: clap gives that to the script.
-fn ours_in_one_word(args: &[String]) -> Option<&String> {
-    let is_ours = |word: &&String| word.len() > 2 && (word.starts_with("-n") || word.starts_with("-m"));
-    args.first().filter(is_ours)
+/// `-n4`, `-n=4` or `-mn4` as the first word behind the script, where clap gives it to that. Behind a `--` it is the script's.
+fn ours_in_one_word<'a>(args: &'a [String], given: &[OsString]) -> Option<&'a String> {
+    let is_ours = |word: &&String| {
+        let value = word.strip_prefix("-n").or_else(|| word.strip_prefix("-mn"));
+        value.is_some_and(|value| value.strip_prefix('=').unwrap_or(value).starts_with(|at: char| at.is_ascii_digit()))
+    };
+    // Of the `--` on a command line, clap keeps those that stand behind the script's first word.
+    let stands_behind_dashes =
+        given.iter().filter(|word| *word == "--").count() > args.iter().filter(|word| *word == "--").count();
+    args.first().filter(is_ours).filter(|_| !stands_behind_dashes)
 }
 
 async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
-    if let Some(word) = ours_in_one_word(&args.args)
-        && !std::env::args_os().any(|word| word == "--")
-    {
+    if let Some(word) = ours_in_one_word(&args.args, &std::env::args_os().collect::<Vec<_>>()) {
         bail!("{word} stands behind the script: put it before that, or `--` before the script's own arguments");
     }
     // Ranks begin there.
@@ -482,10 +487,28 @@ mod tests {
         assert_eq!(of("-n 2 a.py -- --workers 4"), ("--workers 4".to_owned(), 2));
         assert_eq!(of("-n 2 a.py x -- y"), ("x -- y".to_owned(), 2));
         assert_eq!(of("a.py --workers 4"), (String::new(), 4), "an option of ours, as before");
-        for (word, is_ours) in [("-n4", true), ("-mn2", true), ("-x4", false), ("--epochs", false), ("4", false)] {
-            let line = format!("a.py {word} 1");
-            assert_eq!(parsed(&line).unwrap().0, format!("{word} 1"));
-            assert_eq!(ours_in_one_word(&[word.to_owned()]).is_some(), is_ours, "{word} is refused");
+        let ours = [
+            ("-n4", true),
+            ("-n=4", true),
+            ("-n2:4", true),
+            ("-mn2", true),
+            ("-x4", false),
+            ("-name", false),
+            ("-model", false),
+        ];
+        for (word, is_ours) in ours.into_iter().chain([("-mode=2", false), ("--epochs", false), ("4", false)]) {
+            for (line, is_ours) in [
+                (format!("a.py {word} 1"), is_ours),
+                (format!("a.py {word} -- 1"), is_ours),
+                (format!("a.py -- {word} 1"), false),
+                (format!("a.py -- {word} -- 1"), false),
+            ] {
+                let (args, _) = parsed(&line).unwrap();
+                let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
+                assert_eq!(args[0], word, "{line}");
+                let given: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+                assert_eq!(ours_in_one_word(&args, &given).is_some(), is_ours, "{line} is refused");
+            }
         }
         assert!(
             parsed("--worker 4 a.py").unwrap_err().to_string().contains("--workers"),
