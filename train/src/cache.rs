@@ -41,7 +41,7 @@ pub(crate) fn holds(folder: &Path) -> Result<bool> {
     if is_ours && there.mode() & 0o022 == 0 {
         return Ok(true);
     }
-    let removed = if is_ours { removed(folder) } else { Err(ErrorKind::PermissionDenied.into()) };
+    let removed = if is_ours { removed(folder, &there) } else { Err(ErrorKind::PermissionDenied.into()) };
     match removed {
         Ok(()) => Ok(false),
         // Another was first.
@@ -56,11 +56,21 @@ pub(crate) fn holds(folder: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a folder by another name: nobody finds half of it, and whoever makes it again meanwhile keeps what was made.
-fn removed(folder: &Path) -> Result<()> {
+/// Removes a folder that was looked at, by another name: nobody finds half of it. Another process may have removed it since, and have made
+/// it again: what it has made is put back.
+fn removed(folder: &Path, looked_at: &std::fs::Metadata) -> Result<()> {
     let parent = folder.parent().unwrap_or(Path::new("."));
     let aside = new_folder(parent, "part-")?;
-    std::fs::rename(folder, aside.path().join("removed"))?;
+    let removed = aside.path().join("removed");
+    std::fs::rename(folder, &removed)?;
+    let found = std::fs::symlink_metadata(&removed)?;
+    if (found.dev(), found.ino()) != (looked_at.dev(), looked_at.ino()) {
+        return match std::fs::rename(&removed, folder) {
+            // A third one has made it meanwhile.
+            Err(error) if matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => Ok(()),
+            back => back,
+        };
+    }
     // What cannot be removed now is by `remove_unused`, some other time.
     drop(aside);
     Ok(())
@@ -116,6 +126,22 @@ mod tests {
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         assert!(holds(&link).unwrap_err().to_string().contains("XDG_CACHE_HOME"));
+    }
+
+    #[test]
+    fn what_another_has_made_meanwhile_is_left_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("code");
+        std::fs::create_dir(&folder).unwrap();
+        let looked_at = std::fs::symlink_metadata(&folder).unwrap();
+        std::fs::rename(&folder, dir.path().join("removed by another")).unwrap();
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("train.py"), "").unwrap();
+        removed(&folder, &looked_at).unwrap();
+        assert!(folder.join("train.py").exists());
+        removed(&folder, &std::fs::symlink_metadata(&folder).unwrap()).unwrap();
+        assert!(!folder.exists());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
     }
 
     #[test]

@@ -116,10 +116,12 @@ impl Gpus {
     pub fn labels(&self) -> BTreeMap<String, String> {
         let mut labels = BTreeMap::new();
         if let Some(first) = self.devices.first()
-            && !first.model.is_empty()
             && self.devices.iter().all(|device| device.model == first.model)
         {
-            labels.insert(MODEL_LABEL.to_owned(), label_of(&first.model));
+            let model = label_of(&first.model);
+            if !model.is_empty() {
+                labels.insert(MODEL_LABEL.to_owned(), model);
+            }
         }
         labels
     }
@@ -286,6 +288,11 @@ mod tests {
         let gpus = Gpus::of(Kind::Nvidia, vec![device("MIG-x"), device("MIG-y")], None, None);
         assert_eq!(visible(&gpus, &[1]).as_deref(), Some("MIG-y"));
         assert_eq!(gpus.labels()[MODEL_LABEL], "NVIDIA-H200");
+        let nameless = DeviceInfo { model: "(?)".into(), ..device("GPU-x") };
+        assert!(
+            Gpus::of(Kind::Nvidia, vec![nameless], None, None).labels().is_empty(),
+            "nothing that a selector could say"
+        );
     }
 
     #[test]
