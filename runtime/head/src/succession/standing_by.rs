@@ -148,6 +148,7 @@ impl StandingBy {
                 // By what the last head said it does not take over any more; the next one says something else.
                 self.succession = None;
                 self.let_lead = self.let_lead.max(Some(epoch));
+                self.is_connected = false;
                 self.bears_with_head(now, None, epoch);
                 Some(true)
             }
