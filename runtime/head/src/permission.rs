@@ -147,7 +147,7 @@ impl Asker<'_> {
             mux::connect::<StandbyRequest, StandbyResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
         let _closes = connection.closes();
         let client = StandbyClient::new(mux::client_config(), client).spawn();
-        match client.may_lead(mux::within(limits().takeover * 2), self.epoch).await.ok()? {
+        match client.may_lead(mux::within(LIMIT), self.epoch).await.ok()? {
             Leave::Given => Some(Said::MayLead),
             Leave::Superseded => Some(Said::Superseded),
             Leave::HearsHead(head) => Some(Said::Another(head)),
@@ -173,17 +173,27 @@ impl Asker<'_> {
         let voters: BTreeMap<NodeId, &Address> =
             open.iter().flat_map(|by| by.voters.iter().map(|(node, address)| (*node, address))).collect();
         let leads = Leadership { generation, is_revoked: true, standby: None };
-        let is_standby =
-            |head: &Address| open.iter().filter_map(|by| by.standby.as_ref()).any(|standby| is_at(standby, head));
-        let asking = voters.into_iter().map(async |(node, address)| {
-            // A node whose last head lives on is not to forget the standby for one with a copy of the file.
-            match self.ask_node(address, before_all_others()).await {
-                Some(Support::Joined { heard_at: Some(head), .. }) if !is_standby(&head) => (node, None),
-                _ => (node, self.ask_node(address, leads.clone()).await),
-            }
-        });
-        let answers: BTreeMap<NodeId, Option<Support>> = futures::future::join_all(asking).await.into_iter().collect();
+        // Before any node forgets the standby for this head: where only one of them hears another, this has a copy of the file.
+        let first = self.ask_all(&before_all_others(), voters.into_iter().collect()).await;
+        let standbys: Vec<&Address> = open.iter().filter_map(|by| by.standby.as_ref()).collect();
+        let is_standby = |head: &Address| standbys.iter().any(|standby| is_at(standby, head));
+        let hears_another =
+            |said: &Support| matches!(said, Support::Joined { heard_at: Some(head), .. } if !is_standby(head));
+        if first.iter().any(|(.., said)| said.as_ref().is_some_and(hears_another)) {
+            return None;
+        }
+        let those = first.into_iter().filter_map(|(node, at, said)| said.map(|_| (node, at))).collect();
+        let answers = self.ask_all(&leads, those).await.into_iter().map(|(node, _, said)| (node, said)).collect();
         said_by_nodes(open, &answers)
+    }
+
+    async fn ask_all<'a>(
+        &self,
+        leads: &Leadership,
+        asked: Vec<(NodeId, &'a Address)>,
+    ) -> Vec<(NodeId, &'a Address, Option<Support>)> {
+        let asking = asked.into_iter().map(async |(node, at)| (node, at, self.ask_node(at, leads.clone()).await));
+        futures::future::join_all(asking).await
     }
 
     async fn ask_node(&self, node: &Address, leads: Leadership) -> Option<Support> {

@@ -1,7 +1,7 @@
 //! Where a journal's files are, and whether those that are open are still there.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read as _};
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -37,40 +37,28 @@ impl Place {
 /// So many copies of what has led are kept. After that, only the last of them is replaced.
 const KEPT: usize = 16;
 
-/// Copies a journal that nobody has open to `FILE.led`, or to the first of `FILE.led-2`, … that is not there: what was kept earlier
-/// stays. What was kept already is not kept twice.
+/// Copies a journal that nobody has open to `FILE.led`, or to the first of `FILE.led-2`, … that is free: what was kept earlier stays.
 ///
 /// # Errors
 /// It cannot be read, or the copy not written.
 pub(crate) fn keep_aside(journal: &Path) -> Result<PathBuf, Error> {
     let real = real_path(journal);
-    kept_aside(&real)
-        .map_err(|(aside, error)| failed(journal, format!("it cannot be copied to {}: {error}", aside.display())))
-}
-
-fn kept_aside(real: &Path) -> Result<PathBuf, (PathBuf, std::io::Error)> {
-    let name = |number: usize| beside(real, &if number == 1 { ".led".to_owned() } else { format!(".led-{number}") });
-    let mut aside = name(KEPT);
-    for kept in (1..=KEPT).map(name) {
-        match is_same(real, &kept) {
-            Ok(true) => return Ok(kept),
-            Ok(false) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                aside = kept;
-                break;
-            }
-            Err(error) => return Err((kept, error)),
-        }
-    }
+    let name = |number: usize| beside(&real, &if number == 1 { ".led".to_owned() } else { format!(".led-{number}") });
+    let aside = (1..KEPT).map(name).find(|path| is_free(path)).unwrap_or_else(|| name(KEPT));
     // What is only half written when the disk is full, or the machine loses its power, has another name.
-    let partial = beside(real, ".led-partial");
-    let done = copied(real, &partial).and_then(|()| std::fs::rename(&partial, &aside));
-    if done.is_err() {
+    let partial = beside(&real, ".led-partial");
+    let copied = copied(&real, &partial).and_then(|()| std::fs::rename(&partial, &aside));
+    if let Err(error) = copied {
         let _ = std::fs::remove_file(&partial);
+        return Err(failed(journal, format!("it cannot be copied to {}: {error}", aside.display())));
     }
-    done.map_err(|error| (aside.clone(), error))?;
     sync_folder(aside.parent().unwrap_or(Path::new("")));
     Ok(aside)
+}
+
+/// Whether a journal of that name would have nothing beside it: SQLite would take the log of another one for its own.
+fn is_free(path: &Path) -> bool {
+    ["", "-wal", "-shm", "-count"].iter().all(|end| std::fs::symlink_metadata(beside(path, end)).is_err())
 }
 
 /// Copies a file onto the disk, in the place of an unfinished copy.
@@ -82,29 +70,6 @@ fn copied(from: &Path, to: &Path) -> std::io::Result<()> {
     let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
     std::io::copy(&mut File::open(from)?, &mut copy)?;
     copy.sync_all()
-}
-
-/// Whether both files hold the same bytes.
-fn is_same(one: &Path, other: &Path) -> std::io::Result<bool> {
-    // A link may lead to another journal, or to nowhere.
-    if !std::fs::symlink_metadata(other)?.is_file() {
-        return Ok(false);
-    }
-    let (mut one, mut other) = (File::open(one)?, File::open(other)?);
-    if one.metadata()?.len() != other.metadata()?.len() {
-        return Ok(false);
-    }
-    let (mut left, mut right) = (vec![0; 1 << 16], vec![0; 1 << 16]);
-    loop {
-        let read = one.read(&mut left)?;
-        if read == 0 {
-            return Ok(true);
-        }
-        other.read_exact(&mut right[..read])?;
-        if left[..read] != right[..read] {
-            return Ok(false);
-        }
-    }
 }
 
 /// SQLite's write-ahead log. Most of a small journal is in it while a head runs.
@@ -159,31 +124,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_already_is_not_kept_twice_and_half_a_copy_is_none() {
+    fn what_is_kept_stays_and_half_a_copy_is_none() {
         let folder = tempfile::tempdir().unwrap();
         let (journal, kept) = (folder.path().join("led"), |end: &str| folder.path().join(format!("led.led{end}")));
         std::fs::write(&journal, "first").unwrap();
-        // Somebody's link is no copy, wherever it leads.
+        // Somebody's link is no copy, wherever it leads, and a log that a copy has left is not another one's.
         std::os::unix::fs::symlink("nowhere", kept("")).unwrap();
+        std::fs::write(kept("-2-wal"), "log").unwrap();
         std::fs::write(kept("-partial"), "fir").unwrap();
-        assert_eq!(keep_aside(&journal).unwrap(), kept("-2"));
-        assert_eq!(keep_aside(&journal).unwrap(), kept("-2"));
-        std::fs::write(&journal, "other").unwrap();
         assert_eq!(keep_aside(&journal).unwrap(), kept("-3"));
-        std::fs::write(&journal, "first").unwrap();
-        assert_eq!(keep_aside(&journal).unwrap(), kept("-2"));
-        assert_eq!(std::fs::read(kept("-3")).unwrap(), b"other");
-        assert!(!kept("-4").exists() && !kept("-partial").exists());
+        assert!(kept("").is_symlink() && !kept("-2").exists() && !kept("-partial").exists());
         for number in 4..=KEPT + 2 {
             std::fs::write(&journal, number.to_string()).unwrap();
             keep_aside(&journal).unwrap();
         }
-        assert_eq!(
-            std::fs::read(kept(&format!("-{KEPT}"))).unwrap(),
-            (KEPT + 2).to_string().as_bytes(),
-            "the last alone is replaced"
-        );
-        assert_eq!(std::fs::read(kept("-4")).unwrap(), b"4");
+        let last = std::fs::read(kept(&format!("-{KEPT}"))).unwrap();
+        assert_eq!(last, (KEPT + 2).to_string().as_bytes(), "the last alone is replaced");
+        assert_eq!(std::fs::read(kept("-3")).unwrap(), b"first");
         std::fs::remove_file(&journal).unwrap();
         std::fs::create_dir(&journal).unwrap();
         assert!(keep_aside(&journal).is_err());

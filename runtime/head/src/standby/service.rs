@@ -41,7 +41,9 @@ impl wingbeat_net::services::Standby for StandbyService {
             let now = standby.now();
             let (decided, hears_head) = {
                 let mut deciding = standby.deciding.lock();
-                (deciding.lets_lead(now, epoch), deciding.hears_head(now))
+                // What it could not write would be void in this life alone.
+                let can_write = standby.cannot_write.lock().is_none();
+                (can_write.then(|| deciding.lets_lead(now, epoch)).flatten(), deciding.hears_head(now))
             };
             match decided {
                 // What a head has said last may arrive after its end.
