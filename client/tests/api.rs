@@ -31,6 +31,14 @@ impl Drop for Local {
     }
 }
 
+/// A file that is not there yet, for one test of this process.
+fn shut_gate(test: &str) -> PathBuf {
+    let gate = std::env::temp_dir().join(format!("wingbeat-gate-{}-{test}", std::process::id()));
+    // Of an earlier process with this id that was killed.
+    let _ = std::fs::remove_file(&gate);
+    gate
+}
+
 #[wingbeat::remote]
 async fn never() -> u64 {
     std::future::pending().await
@@ -108,9 +116,14 @@ impl Lonely {
 
 struct Lonely;
 
+/// The first item is there at once, and the other when there is a file.
 #[wingbeat::remote]
-fn slow_items() -> impl Iterator<Item = u64> {
-    (0..2).inspect(|number| std::thread::sleep(Duration::from_millis(300 * number)))
+fn items_behind(gate: PathBuf) -> impl Iterator<Item = u64> {
+    (0..2).inspect(move |number| {
+        while *number > 0 && !gate.exists() {
+            std::thread::yield_now();
+        }
+    })
 }
 
 #[wingbeat::remote]
@@ -221,7 +234,7 @@ fn get_all_of_many_fails_without_waiting_for_the_ones_before() {
 fn a_call_that_excludes_others_leaves_them_their_thread() {
     let _local = Local::start();
     let busy = Busy::remote();
-    let gate = std::env::temp_dir().join(format!("wingbeat-gate-{}", std::process::id()));
+    let gate = shut_gate("excludes");
     let waiting: Vec<_> = (0..150).map(|_| busy.waits_for(gate.clone())).collect();
     while busy.waiting().get_blocking().unwrap() < 150 {}
     // It shares a thread with some of those that it has to wait for.
@@ -459,15 +472,18 @@ fn streams_and_many_values_can_have_a_limit() {
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     assert!(error.to_string().starts_with("viewing "), "{error}");
     never.cancel();
-    let mut items = slow_items::remote();
+    let gate = shut_gate("items");
+    let mut items = items_behind::remote(gate.clone());
     block_on(async {
         assert_eq!(items.next().await.unwrap().unwrap(), 0);
         let error = items.next_timeout(short).await.unwrap().unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
         let error = items.next_ref_timeout(short).await.unwrap().unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        std::fs::write(&gate, "").unwrap();
         let item = items.next_ref_timeout(Duration::from_secs(20)).await.unwrap().unwrap();
         assert_eq!(item.get().await.unwrap(), 1, "the item is not lost");
         assert!(items.next_timeout(Duration::from_secs(20)).await.is_none());
     });
+    std::fs::remove_file(&gate).unwrap();
 }
