@@ -122,13 +122,13 @@ fn kill_pid(pid: u32) {
     }
 }
 
-/// Waits until the store of the second node has room for as much as an owner had there.
-fn wait_for_room_far() {
+/// Waits until the store of the second node has room for as much as an owner had there. An actor that has put it, and its value.
+fn put_when_there_is_room_far() -> (PutterHandle, Vec<ObjectRef<Bytes>>) {
     let begun = Instant::now();
     loop {
         let putter = far();
         match putter.put(MOST).get_blocking() {
-            Ok(_) => return,
+            Ok(value) => return (putter, value),
             Err(error) => assert!(begun.elapsed() < LIMIT, "the store stays full: {error}"),
         }
     }
@@ -198,12 +198,11 @@ fn the_drop_of_the_last_ref_frees_what_was_adopted() {
     assert_eq!(value.get_timeout_blocking(LIMIT).unwrap().len(), MOST);
     assert!(far().put(MOST).get_blocking().is_err(), "its value is there while somebody refers to it");
     drop(value);
-    wait_for_room_far();
+    let (actor, value) = put_when_there_is_room_far();
     // Of this, nobody keeps a ref.
-    let actor = far();
-    drop(actor.put(MOST).get_blocking().unwrap());
+    drop(value);
     kill(&actor);
-    wait_for_room_far();
+    put_when_there_is_room_far();
 }
 
 #[test]
