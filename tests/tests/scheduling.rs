@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Local, Started};
 use wingbeat::{Error, NodeId, get_all_blocking, put};
-use wingbeat_tests::TestCluster;
+use wingbeat_tests::{TestCluster, poll};
 
 /// Only something that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -150,13 +150,9 @@ fn a_drained_node_gives_its_work_to_others_and_ends() {
     assert_eq!(task.get_timeout_blocking(LIMIT).unwrap(), other);
     let ended = once.get_timeout_blocking(LIMIT).unwrap_err().to_string();
     assert!(ended.contains("new kernel"), "it may not begin twice, and hears why: {ended}");
-    let again = loop {
-        // A call that was on its way fails with the life that it was sent to.
-        if let Ok(node) = tally.node().get_timeout_blocking(LIMIT) {
-            break node;
-        }
-    };
-    assert_eq!(again, other);
+    // A call that was on its way fails with the life that it was sent to, which may answer until its process has ended.
+    let elsewhere = || tally.node().get_timeout_blocking(LIMIT).ok().filter(|node| *node != drained);
+    assert_eq!(poll(LIMIT, elsewhere), Some(other));
     assert!(cluster.wait_for_node_end(0).unwrap(), "the daemon ends in order");
 }
 
@@ -266,7 +262,7 @@ fn the_more_important_job_goes_first() {
         let tasks: Vec<_> = (0..count).map(|_| notes::remote(order.clone(), what.to_owned())).collect();
         let why = || wingbeat::block_on(session.why(tasks[0].id())).unwrap();
         let waits = || why().reasons.iter().any(|reason| reason.contains("has 0 CPU free of 1")).then_some(());
-        assert!(wingbeat_tests::poll(LIMIT, waits).is_some(), "{:?}", why());
+        assert!(poll(LIMIT, waits).is_some(), "{:?}", why());
         tasks
     };
     let (later, first) = (asks(&low, "low", 5), asks(&high, "high", 1));
@@ -304,8 +300,9 @@ fn why_answers_for_a_task_from_its_arguments_to_its_worker_process() {
     assert!(blocked.contains("waits for its arguments") && blocked.contains(&waits.id().to_string()), "{blocked}");
     let tally = Tally::remote();
     let call = tally.node();
-    let called = text(call.id().to_string());
-    assert!(called.contains("actor") && called.contains("waits to be placed"), "{called}");
+    // The head hears of the actor in a moment.
+    let called = poll(LIMIT, || Some(text(call.id().to_string())).filter(|text| text.contains("waits to be placed")));
+    assert!(called.is_some_and(|text| text.contains("actor")), "{}", text(call.id().to_string()));
     std::fs::remove_file(started.path()).unwrap();
     assert_eq!(after.get_timeout_blocking(LIMIT).unwrap(), 81);
     assert!(text(after.id().to_string()).contains("is done"));
