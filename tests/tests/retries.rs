@@ -178,6 +178,11 @@ impl Log {
         note(&self.file, &number.to_string());
         number
     }
+    /// Says that it has begun, and returns when it may.
+    fn waits(&mut self, begun: PathBuf, go_on: PathBuf) {
+        std::fs::write(begun, "").unwrap();
+        poll(LIMIT, || go_on.exists().then_some(())).unwrap_or_else(|| panic!("it may never go on"));
+    }
     fn numbers(&mut self, count: u64, dies_at: u64) -> impl Iterator<Item = u64> {
         (0..count).inspect(move |index| {
             if *index == dies_at && note(&self.file, "died") == 0 {
@@ -244,10 +249,17 @@ fn each_end_of_an_actor_costs_every_call_in_flight_a_retry_also_if_it_had_not_be
     let dir = tempfile::tempdir().unwrap();
     let _local = Local::start(1);
     for retries in [1, 2] {
-        let log = Log::options().max_task_retries(retries).remote(dir.path().join(retries.to_string()));
+        let file = |name: &str| dir.path().join(format!("{retries} {name}"));
+        let log = Log::options().max_task_retries(retries).remote(file("log"));
+        // Its result may be lost with the process, as that of any call in flight.
+        let _waits = log.waits(file("begun"), file("go on"));
+        assert!(poll(LIMIT, || file("begun").exists().then_some(())).is_some(), "the actor does not begin");
         // All of them are in flight before the first dies, and 50 and 150 end the process once each.
         let calls: Vec<_> =
             (0..200).map(|number| if number % 100 == 50 { log.dies(number) } else { log.add(number) }).collect();
+        // What was submitted after them is done, and so they are sent.
+        assert_eq!(busy::remote(file("later"), 0).get_blocking().unwrap(), 7);
+        std::fs::write(file("go on"), "").unwrap();
         let results: Vec<_> = calls.iter().map(|call| call.get_blocking()).collect();
         // Some before 150 may have run, and their results not have arrived.
         let (_, not_begun) = results.split_at(150);
