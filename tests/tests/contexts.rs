@@ -132,9 +132,12 @@ fn what_is_watched_is_shown_again_until_ctrl_c() {
     let folder = configured(&cluster);
     let mut command = command(folder.path(), &["--context", "lab", "list", "nodes", "--watch=0.1"]);
     let mut watching = command.stdout(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let shown = lines.filter(|line| line.contains("node-")).take(3).count();
+    // Read from to the end: without a reader it would end by itself.
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let shown = lines.by_ref().filter(|line| line.contains("node-")).take(3).count();
     assert_eq!(shown, 3);
+    assert!(watching.try_wait().unwrap().is_none(), "it has ended by itself");
     kill_process(Pid::from_child(&watching), Signal::INT).unwrap();
+    lines.for_each(drop);
     assert!(watching.wait().unwrap().success());
 }

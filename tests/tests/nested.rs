@@ -4,7 +4,7 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -327,12 +327,16 @@ fn a_program_that_waits_for_its_own_tasks_shares_the_cpus_with_others() {
     let told = format!("{}\n{token}\n{}", cluster.address(), release.display());
     let this = "a_program_that_waits_for_its_own_tasks_shares_the_cpus_with_others";
     let mut greedy = std::process::Command::new(std::env::current_exe().unwrap());
-    let mut greedy = greedy.args([this, "--exact", "--nocapture"]).env(CHILD, told).spawn().unwrap();
+    let greedy = greedy.args([this, "--exact", "--nocapture"]).env(CHILD, told);
+    let mut greedy = greedy.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(greedy.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.any(|line| line.ends_with("submitted")), "it has ended");
     let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&token));
     for n in 0..20 {
         assert_eq!(fails::remote(2 + n).get_timeout_blocking(LIMIT).unwrap(), u64::from(2 + n));
     }
     std::fs::write(&release, "").unwrap();
+    said.for_each(drop);
     assert!(greedy.wait().unwrap().success());
 }
 
