@@ -151,8 +151,12 @@ mod tests {
         assert!(!Stacks::listens(-1));
     }
 
+    /// How long a py-spy that never answers is waited for here, and one that does: only what hangs takes so long.
+    const SILENT: Duration = Duration::from_millis(500);
+    const ANSWERS: Duration = Duration::from_secs(60);
+
     /// What a py-spy that is this script says of a process.
-    fn said_by(script: &str, pid: u32) -> Option<Seen> {
+    fn said_by(script: &str, pid: u32, limit: Duration) -> Option<Seen> {
         let folder = tempfile::tempdir().unwrap();
         let py_spy = folder.path().join("py-spy");
         std::fs::write(&py_spy, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -162,18 +166,18 @@ mod tests {
             let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
             rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
         };
-        Stacks::new(&python, "rank 0 of 1".into()).unwrap().seen_within(pid as i32, Duration::from_millis(500), go_on)
+        Stacks::new(&python, "rank 0 of 1".into()).unwrap().seen_within(pid as i32, limit, go_on)
     }
 
     #[test]
     fn a_py_spy_that_does_not_answer_is_ended() {
         let mut other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        assert_eq!(said_by("exec sleep 1000", other.id()), Some(Seen::Late));
+        assert_eq!(said_by("exec sleep 1000", other.id(), SILENT), Some(Seen::Late));
         let stacks = Seen::Stacks("Thread 1\nin f\n".into());
-        assert_eq!(said_by("echo Thread 1; sleep 0.1; echo in f", other.id()), Some(stacks));
-        assert_eq!(said_by("echo 'Permission denied'; exit 1", other.id()), Some(Seen::Nothing));
+        assert_eq!(said_by("echo Thread 1; sleep 0.1; echo in f", other.id(), ANSWERS), Some(stacks));
+        assert_eq!(said_by("echo 'Permission denied'; exit 1", other.id(), ANSWERS), Some(Seen::Nothing));
         // As one does that waits for a process which does not stop at once.
-        assert_eq!(said_by("kill -STOP $3; exec sleep 1000", other.id()), Some(Seen::Late));
+        assert_eq!(said_by("kill -STOP $3; exec sleep 1000", other.id(), SILENT), Some(Seen::Late));
         assert!(!is_stopped(other.id() as i32), "it stays stopped");
         drop(other.stdin.take());
         other.wait().unwrap();

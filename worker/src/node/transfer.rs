@@ -601,14 +601,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_writer_of_an_object_is_waited_for_until_the_limit_and_then_named() {
+        let patient = Transfers::default();
+        let settled = patient.settled.notified();
+        patient.object_settled();
+        patient.others_settle(AlreadyExists::Unsealed, Instant::now(), settled).await.unwrap();
         let transfers = Transfers {
             limits: Limits { writer: Duration::from_millis(50), ..Limits::default() },
             ..Transfers::default()
         };
         let begun = Instant::now();
-        let settled = transfers.settled.notified();
-        transfers.object_settled();
-        transfers.others_settle(AlreadyExists::Unsealed, begun, settled).await.unwrap();
         let why = loop {
             let waited = transfers.others_settle(AlreadyExists::Unsealed, begun, transfers.settled.notified());
             if let Err(why) = waited.await {
