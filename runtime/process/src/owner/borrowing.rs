@@ -404,5 +404,6 @@ impl Borrowers {
 }
 
 #[cfg(test)]
-#[path = "borrowing_tests.rs"]
+mod explored;
+#[cfg(test)]
 mod tests;
