@@ -9,11 +9,15 @@
 #[path = "matrix/cells.rs"]
 mod cells;
 mod common;
-#[path = "matrix/scenarios.rs"]
+#[path = "matrix/scenarios/mod.rs"]
 mod scenarios;
+#[path = "matrix/work.rs"]
+mod work;
+#[path = "matrix/world.rs"]
+mod world;
 
 use cells::{Cell, FAULTS, ends_process};
-use scenarios::World;
+use world::World;
 
 /// The test that is the driver of a cell.
 const DRIVER: &str = "driver";
