@@ -3,11 +3,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
-use wingbeat_core::error::Result;
+use wingbeat_core::error::{Error, Result};
 use wingbeat_process::values::KeptRef;
 use wingbeat_process::{block_on, context, values};
 
@@ -23,15 +24,25 @@ pub enum QueueError {
     Empty,
     /// It was closed: nothing more is put into it, and of [`get`](Queue::get), nothing is left in it.
     Closed,
+    /// These items can never be put together: the queue holds at most `capacity`.
+    BatchTooLarge {
+        /// Items that were to be put.
+        items: u64,
+        /// Items that the queue holds at most.
+        capacity: u64,
+    },
 }
 
 impl fmt::Display for QueueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            QueueError::Full => "the queue is full",
-            QueueError::Empty => "the queue is empty",
-            QueueError::Closed => "the queue is closed",
-        })
+        match self {
+            QueueError::Full => f.write_str("the queue is full"),
+            QueueError::Empty => f.write_str("the queue is empty"),
+            QueueError::Closed => f.write_str("the queue is closed"),
+            QueueError::BatchTooLarge { items, capacity } => {
+                write!(f, "a batch of {items} items never fits into a queue that holds {capacity}; put fewer at a time")
+            }
+        }
     }
 }
 
@@ -61,6 +72,10 @@ struct QueueState {
     items: VecDeque<Item>,
     next: u64,
     is_closed: bool,
+    /// Puts that wait for room, in the order in which they arrived. The first goes first, so that a batch gets its room although
+    /// smaller puts would fit before.
+    turns: VecDeque<u64>,
+    next_turn: u64,
 }
 
 struct QueueActor {
@@ -77,23 +92,27 @@ impl QueueActor {
         QueueActor { state: Mutex::default(), capacity: capacity as usize, changed: Notify::new() }
     }
 
+    /// All of them, or none.
     #[method(group = "put")]
-    async fn put(&self, item: Item, wait_ms: Option<u64>) -> Result<(), QueueError> {
-        let mut item = Some(item);
-        self.within(wait_ms, || self.try_put(&mut item)).await.unwrap_or(Err(QueueError::Full))
+    async fn put(&self, items: Vec<Item>, wait_ms: Option<u64>) -> Result<(), QueueError> {
+        let mut put = Put { queue: self, items, turn: None };
+        self.within(wait_ms, || put.attempt()).await.unwrap_or(Err(QueueError::Full))
     }
 
+    /// At least one, and at most `count`.
     #[method(group = "get")]
-    async fn get(&self, wait_ms: Option<u64>) -> Result<Item, QueueError> {
-        self.within(wait_ms, || self.try_get()).await.unwrap_or(Err(QueueError::Empty))
+    async fn get(&self, count: u64, wait_ms: Option<u64>) -> Result<Vec<Item>, QueueError> {
+        self.within(wait_ms, || self.try_get(count)).await.unwrap_or(Err(QueueError::Empty))
     }
 
-    /// An item that was taken for somebody who did not wait for it any more.
-    async fn give_back(&self, item: Item) {
+    /// Items that were taken for somebody who did not wait for them any more.
+    async fn give_back(&self, returned: Vec<Item>) {
         {
             let items = &mut self.state.lock().items;
-            let place = items.partition_point(|later| later.number < item.number);
-            items.insert(place, item);
+            for item in returned {
+                let place = items.partition_point(|later| later.number < item.number);
+                items.insert(place, item);
+            }
         }
         self.changed.notify_waiters();
     }
@@ -108,29 +127,64 @@ impl QueueActor {
     }
 }
 
-impl QueueActor {
+/// Items that are being put.
+struct Put<'a> {
+    queue: &'a QueueActor,
+    items: Vec<Item>,
+    /// Its turn, while it waits for room.
+    turn: Option<u64>,
+}
+
+impl Put<'_> {
     /// None if it has to wait.
-    fn try_put(&self, item: &mut Option<Item>) -> Option<Result<(), QueueError>> {
-        let mut state = self.state.lock();
+    fn attempt(&mut self) -> Option<Result<(), QueueError>> {
+        let capacity = self.queue.capacity;
+        let mut state = self.queue.state.lock();
         if state.is_closed {
             return Some(Err(QueueError::Closed));
         }
-        if self.capacity > 0 && state.items.len() >= self.capacity {
+        let is_bounded = capacity > 0;
+        if is_bounded && self.items.len() > capacity {
+            let (items, capacity) = (self.items.len() as u64, capacity as u64);
+            return Some(Err(QueueError::BatchTooLarge { items, capacity }));
+        }
+        let is_first = state.turns.front().is_none_or(|first| Some(*first) == self.turn);
+        if is_bounded && !(is_first && state.items.len() + self.items.len() <= capacity) {
+            if self.turn.is_none() {
+                self.turn = Some(state.next_turn);
+                let turn = state.next_turn;
+                state.turns.push_back(turn);
+                state.next_turn += 1;
+            }
             return None;
         }
-        let item = Item { number: state.next, ..item.take()? };
-        state.next += 1;
-        state.items.push_back(item);
+        for item in self.items.drain(..) {
+            let number = state.next;
+            state.next += 1;
+            state.items.push_back(Item { number, ..item });
+        }
         Some(Ok(()))
     }
+}
 
+/// The turn ends with the put, also with one that is cancelled or has waited long enough: the next one has room then, perhaps.
+impl Drop for Put<'_> {
+    fn drop(&mut self) {
+        let Some(turn) = self.turn else { return };
+        self.queue.state.lock().turns.retain(|other| *other != turn);
+        self.queue.changed.notify_waiters();
+    }
+}
+
+impl QueueActor {
     /// None if it has to wait.
-    fn try_get(&self) -> Option<Result<Item, QueueError>> {
+    fn try_get(&self, count: u64) -> Option<Result<Vec<Item>, QueueError>> {
         let mut state = self.state.lock();
-        match state.items.pop_front() {
-            Some(item) => Some(Ok(item)),
-            None if state.is_closed => Some(Err(QueueError::Closed)),
-            None => None,
+        let count = state.items.len().min(usize::try_from(count).unwrap_or(usize::MAX));
+        match count {
+            0 if state.is_closed => Some(Err(QueueError::Closed)),
+            0 => None,
+            count => Some(Ok(state.items.drain(..count).collect())),
         }
     }
 
@@ -283,7 +337,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// The item cannot be encoded, or the queue's actor is gone; `error.application::<QueueError>()` is [`QueueError::Closed`]; or
     /// [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost: then the item may be in the queue.
     pub async fn put(&self, item: &T) -> Result<()> {
-        self.putting(item, None).await
+        self.putting([item], None).await
     }
 
     /// As [`put`](Self::put), for at most `limit`, counted from when the queue's process is asked.
@@ -292,7 +346,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// As `put`; `error.application::<QueueError>()` is [`QueueError::Full`]; or [`TimedOut`](crate::Error::TimedOut) if the queue has not answered 30 s
     /// later, as one that has no process yet: then the item may be in the queue.
     pub async fn put_timeout(&self, item: &T, limit: Duration) -> Result<()> {
-        self.putting(item, Some(limit)).await
+        self.putting([item], Some(limit)).await
     }
 
     /// As [`put`](Self::put), if there is room now.
@@ -320,7 +374,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// The queue's actor is gone; `error.application::<QueueError>()` is [`QueueError::Closed`]; or [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost (a cut of
     /// more than 35 s): then an item that was on its way is lost with it.
     pub async fn get(&self) -> Result<T> {
-        self.getting(None).await
+        self.getting_one(None).await
     }
 
     /// As [`get`](Self::get), for at most `limit`, counted from when the queue's process is asked.
@@ -329,7 +383,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// As `get`; `error.application::<QueueError>()` is [`QueueError::Empty`]; or [`TimedOut`](crate::Error::TimedOut) if the queue has not answered 30 s
     /// later, as one that has no process yet.
     pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
-        self.getting(Some(limit)).await
+        self.getting_one(Some(limit)).await
     }
 
     /// As [`get`](Self::get), if there is an item now.
@@ -348,20 +402,114 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         block_on(self.get())
     }
 
-    async fn putting(&self, item: &T, limit: Option<Duration>) -> Result<()> {
-        let call = self.actor.put(self.encode(item)?, limit.map(in_ms));
+    /// Puts items at the end, one behind another, when there is room for all of them: all are put, or none. They are one message, which is
+    /// much faster than one for each item. To put no items does nothing.
+    ///
+    /// Whoever waits for room has it in the order in which the queue was asked: a batch is not overtaken by what would fit before.
+    ///
+    /// ```no_run
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// let queue = wingbeat::Queue::<u64>::bounded(100);
+    /// queue.put_many(&[1, 2, 3]).await?;
+    /// assert_eq!(queue.get_many(10).await?, [1, 2, 3]);   // what there is, up to 10
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// If this is dropped before it is done, it waits for room no longer. The items are in the queue only if there was room already, and
+    /// then all of them.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); or `error.application::<QueueError>()` is [`QueueError::BatchTooLarge`] for more items than a bounded queue
+    /// holds at most.
+    pub async fn put_many<'a>(&self, items: impl IntoIterator<Item = &'a T>) -> Result<()> {
+        self.putting(items, None).await
+    }
+
+    /// As [`put_many`](Self::put_many), for at most `limit`, as [`put_timeout`](Self::put_timeout).
+    ///
+    /// # Errors
+    /// As `put_many` and `put_timeout`.
+    pub async fn put_many_timeout<'a>(&self, items: impl IntoIterator<Item = &'a T>, limit: Duration) -> Result<()> {
+        self.putting(items, Some(limit)).await
+    }
+
+    /// As [`put_many`](Self::put_many), if there is room for all of them now.
+    ///
+    /// # Errors
+    /// As [`put_many_timeout`](Self::put_many_timeout).
+    pub async fn try_put_many<'a>(&self, items: impl IntoIterator<Item = &'a T>) -> Result<()> {
+        self.put_many_timeout(items, Duration::ZERO).await
+    }
+
+    /// The first items, when there is one: all that there are, but at most `count`, and so at least one. With a count of 0, none at once.
+    ///
+    /// ```no_run
+    /// # async fn run(queue: wingbeat::Queue<String>) -> wingbeat::Result<()> {
+    /// use wingbeat::QueueError;
+    /// loop {
+    ///     match queue.get_many(1000).await {
+    ///         Ok(lines) => println!("{} lines", lines.len()),
+    ///         Err(error) if error.application() == Some(QueueError::Closed) => break,
+    ///         Err(error) => return Err(error),
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// As of [`get`](Self::get), nothing is lost if this is dropped before it is done: all items go back to their places.
+    ///
+    /// # Errors
+    /// As `get`. An item that cannot be decoded is the error of the get that finds it first.
+    pub async fn get_many(&self, count: usize) -> Result<Vec<T>> {
+        self.getting(count, None).await
+    }
+
+    /// As [`get_many`](Self::get_many), for at most `limit`, as [`get_timeout`](Self::get_timeout).
+    ///
+    /// # Errors
+    /// As `get_many` and `get_timeout`.
+    pub async fn get_many_timeout(&self, count: usize, limit: Duration) -> Result<Vec<T>> {
+        self.getting(count, Some(limit)).await
+    }
+
+    /// As [`get_many`](Self::get_many), if there is an item now.
+    ///
+    /// # Errors
+    /// As [`get_many_timeout`](Self::get_many_timeout).
+    pub async fn try_get_many(&self, count: usize) -> Result<Vec<T>> {
+        self.get_many_timeout(count, Duration::ZERO).await
+    }
+
+    async fn putting<'a>(&self, items: impl IntoIterator<Item = &'a T>, limit: Option<Duration>) -> Result<()> {
+        let items = items.into_iter().map(|item| self.encode(item)).collect::<Result<Vec<Item>>>()?;
+        if items.is_empty() {
+            return Ok(());
+        }
+        let call = self.actor.put(items, limit.map(in_ms));
         self.answered(limit, awaited(call, |call| call.cancel())).await
     }
 
-    async fn getting(&self, limit: Option<Duration>) -> Result<T> {
+    async fn getting_one(&self, limit: Option<Duration>) -> Result<T> {
+        let mut items = self.getting(1, limit).await?;
+        let none = || Error::InvalidArgument { what: "a queue answered without an item".into() };
+        items.pop().ok_or_else(none)
+    }
+
+    async fn getting(&self, count: usize, limit: Option<Duration>) -> Result<Vec<T>> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
         let actor = self.actor.clone();
-        let then = |call: ObjectRef<Item>| {
+        let then = |call: ObjectRef<Vec<Item>>| {
             call.cancel();
-            // Runs with the item if the call took one, and fails with the call if not. As a call of this task's it would be
+            // Runs with the items if the call took any, and fails with the call if not. As a call of this task's it would be
             // cancelled with that.
             context::without_parent(|| actor.give_back(call));
         };
-        self.decode(self.answered(limit, awaited(self.actor.get(limit.map(in_ms)), then)).await?)
+        let call = self.actor.get(count as u64, limit.map(in_ms));
+        self.decode_all(self.answered(limit, awaited(call, then)).await?)
     }
 
     /// What the queue answers, which has the limit, too; it may be out of reach.
@@ -380,10 +528,26 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         Ok(Item { bytes: bytes.into(), refs, number: 0 })
     }
 
-    fn decode(&self, item: Item) -> Result<T> {
-        let Item { bytes, refs, .. } = item;
-        let decoded = values::decode_kept(&self.actor.actor().session_or_error()?, bytes.into());
-        drop(refs);
-        decoded
+    /// The values of the items before the first that cannot be decoded. That is the error of whoever gets it as the first of its items,
+    /// and those behind it go back.
+    fn decode_all(&self, items: Vec<Item>) -> Result<Vec<T>> {
+        let session = self.actor.actor().session_or_error()?;
+        let mut values = Vec::with_capacity(items.len());
+        let mut items = items.into_iter();
+        while let Some(mut item) = items.next() {
+            let bytes = Bytes::from(std::mem::take(&mut item.bytes));
+            match values::decode_kept(&session, bytes.clone()) {
+                Ok(value) => values.push(value),
+                Err(error) => {
+                    let failed = (!values.is_empty()).then(|| Item { bytes: bytes.into(), ..item });
+                    let returned: Vec<Item> = failed.into_iter().chain(items).collect();
+                    if !returned.is_empty() {
+                        context::without_parent(|| drop(self.actor.give_back(returned)));
+                    }
+                    return if values.is_empty() { Err(error) } else { Ok(values) };
+                }
+            }
+        }
+        Ok(values)
     }
 }

@@ -194,6 +194,148 @@ fn a_put_that_is_dropped_while_it_waits_for_room_puts_nothing() {
     }
 }
 
+fn error_of<T>(result: wingbeat::Result<T>) -> Option<QueueError> {
+    result.err().and_then(|error| error.application())
+}
+
+#[test]
+fn a_batch_is_put_whole_or_not_at_all_and_got_as_far_as_there_is_one() {
+    let _local = Local::start(1);
+    let queue = Queue::<u64>::bounded(4);
+    wingbeat::block_on(async {
+        queue.put_many(&[1, 2]).await.unwrap();
+        assert_eq!(error_of(queue.try_put_many(&[3, 4, 5]).await), Some(QueueError::Full));
+        assert_eq!(queue.size().await.unwrap(), 2, "nothing of it is there");
+        let error = queue.put_many(&[3, 4, 5, 6, 7]).await.unwrap_err();
+        assert_eq!(error.application(), Some(QueueError::BatchTooLarge { items: 5, capacity: 4 }));
+        assert!(error.to_string().contains("5 items never fits into a queue that holds 4"), "{error}");
+        queue.put_many(&[]).await.unwrap();
+        queue.try_put_many(&[3, 4]).await.unwrap();
+        assert!(queue.get_many(0).await.unwrap().is_empty());
+        assert_eq!(queue.get_many(3).await.unwrap(), [1, 2, 3]);
+        assert_eq!(queue.get_many_timeout(usize::MAX, LIMIT).await.unwrap(), [4]);
+        assert_eq!(error_of(queue.try_get_many(3).await), Some(QueueError::Empty));
+        queue.put_many(&[5, 6, 7]).await.unwrap();
+        queue.close().await.unwrap();
+        assert_eq!(error_of(queue.put_many(&[8]).await), Some(QueueError::Closed));
+        assert_eq!(queue.get_many(9).await.unwrap(), [5, 6, 7]);
+        assert_eq!(error_of(queue.get_many(9).await), Some(QueueError::Closed));
+    });
+}
+
+#[test]
+fn a_batch_that_waits_for_room_is_not_overtaken_by_what_would_fit() {
+    let _local = Local::start(1);
+    let queue = Queue::<u64>::bounded(2);
+    wingbeat::block_on(queue.put_many(&[0, 1])).unwrap();
+    let mut batch = Box::pin(queue.put_many(&[2, 3]));
+    assert!(batch.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(get(&queue), 0);
+    // There is room for one.
+    assert_eq!(error_of(wingbeat::block_on(queue.try_put(&4))), Some(QueueError::Full));
+    assert_eq!(get(&queue), 1);
+    wingbeat::block_on(batch).unwrap();
+    assert_eq!(wingbeat::block_on(queue.get_many(9)).unwrap(), [2, 3]);
+
+    // One that is dropped, or has waited long enough, leaves its turn to the next.
+    queue.put_blocking(&5).unwrap();
+    assert!(begin_and_drop(queue.put_many(&[6, 7]), 1).is_none());
+    let late = wingbeat::block_on(queue.put_many_timeout(&[6, 7], Duration::from_millis(1)));
+    assert_eq!(error_of(late), Some(QueueError::Full));
+    queue.put_blocking(&8).unwrap();
+    assert_eq!(wingbeat::block_on(queue.get_many(9)).unwrap(), [5, 8]);
+}
+
+#[test]
+fn every_item_is_got_once_whenever_gets_of_many_are_dropped() {
+    let _local = Local::start(2);
+    let queue = Queue::<ObjectRef<u64>>::bounded(30);
+    let producing = queue.clone();
+    let session = _local.session.clone();
+    let producer = std::thread::spawn(move || {
+        let _entered = session.enter();
+        for first in (0..600u64).step_by(20) {
+            let items: Vec<_> = (first..first + 20).map(|i| put(&i).unwrap()).collect();
+            wingbeat::block_on(producing.put_many(&items)).unwrap();
+        }
+    });
+    let mut got = Vec::new();
+    for round in 0usize.. {
+        if got.len() == 600 {
+            break;
+        }
+        let items = match round % 4 {
+            0 => wingbeat::block_on(queue.get_many_timeout(7, LIMIT)).unwrap(),
+            polls => begin_and_drop(queue.get_many(9), polls * polls * 20).map(Result::unwrap).unwrap_or_default(),
+        };
+        got.extend(items.into_iter().map(|object| object.get_timeout_blocking(LIMIT).unwrap()));
+    }
+    producer.join().unwrap();
+    got.sort_unstable();
+    assert_eq!(got, (0..600).collect::<Vec<u64>>());
+    assert_eq!(error_of(wingbeat::block_on(queue.try_get())), Some(QueueError::Empty));
+}
+
+#[wingbeat::remote]
+async fn begins_a_get_of_many(queue: Queue<Vec<u8>>, begun: PathBuf) {
+    {
+        let get = queue.get_many(3);
+        tokio::pin!(get);
+        let _ = futures::poll!(&mut get);
+        // So that the actor has taken the items, which are on their way.
+        let _ = queue.size().await;
+    }
+    std::fs::write(begun, "").unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[test]
+fn a_batch_that_a_cancelled_task_did_not_wait_for_goes_back_in_its_order() {
+    let _local = Local::start(2);
+    let queue = Queue::<Vec<u8>>::unbounded();
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..5 {
+        let items: Vec<Vec<u8>> = (0..4).map(|i| vec![4 * round + i; 4 << 20]).collect();
+        wingbeat::block_on(queue.put_many(&items)).unwrap();
+        let begun = folder.path().join(round.to_string());
+        let task = begins_a_get_of_many::remote(queue.clone(), begun.clone());
+        wait_for(&begun);
+        task.cancel();
+        assert!(task.get_timeout_blocking(LIMIT).is_err());
+        let begun = Instant::now();
+        while wingbeat::block_on(queue.size()).unwrap() < 4 {
+            assert!(begun.elapsed() < LIMIT, "an item is lost in round {round}");
+        }
+        let got = wingbeat::block_on(queue.get_many(4)).unwrap();
+        assert_eq!(got.iter().map(|item| item[0]).collect::<Vec<_>>(), [0, 1, 2, 3].map(|i| 4 * round + i));
+    }
+}
+
+/// An odd number: even ones cannot be read.
+#[derive(serde::Serialize, Debug, PartialEq)]
+struct Odd(u64);
+
+impl<'de> serde::Deserialize<'de> for Odd {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match u64::deserialize(deserializer)? {
+            odd if odd % 2 == 1 => Ok(Odd(odd)),
+            even => Err(serde::de::Error::custom(format!("{even} is even"))),
+        }
+    }
+}
+
+#[test]
+fn an_item_that_cannot_be_read_costs_no_other_of_its_batch() {
+    let _local = Local::start(1);
+    let queue = Queue::<Odd>::unbounded();
+    wingbeat::block_on(queue.put_many(&[1, 3, 4, 5, 7].map(Odd))).unwrap();
+    let many = || wingbeat::block_on(queue.get_many_timeout(9, LIMIT));
+    assert_eq!(many().unwrap(), [Odd(1), Odd(3)]);
+    let error = many().unwrap_err();
+    assert!(matches!(error, Error::Decode { .. }) && error.to_string().contains("4 is even"), "{error}");
+    assert_eq!(many().unwrap(), [Odd(5), Odd(7)]);
+}
+
 struct Worker {
     path: PathBuf,
 }
