@@ -1,39 +1,59 @@
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use wingbeat_core::ActorId;
 use wingbeat_core::error::{Error, Result};
-use wingbeat_process::Session;
+use wingbeat_process::{Handle, ReadyFuture, Session, Waiting};
 
-use crate::{ObjectRef, wait};
+use crate::{AnyRef, ObjectRef};
 
-/// Spreads values over a set of actors, one call at a time each.
+/// Spreads values over a set of actors, one call at a time each, also where several [`map`](Self::map)s and [`work`](Self::work)s
+/// share the pool; which of them gets an actor that is free is not promised.
 ///
-/// An actor that has died leaves the pool: the call that found it dead fails, and later ones go to the others. When none is
-/// left, calls fail with the [`Error::ActorDied`] of the last.
+/// Members can be added and idle ones removed while work runs: [`push`](Self::push), [`pop_idle`](Self::pop_idle). An actor that has died
+/// leaves the pool: the call that found it dead fails, and later ones go to the others. When none is left, calls fail with the
+/// [`Error::ActorDied`] of the last.
 ///
 /// ```no_run
 /// # struct Worker; #[wingbeat::actor] impl Worker { fn new() -> Self { Worker } fn run(&mut self, x: u64) -> u64 { x } }
 /// # async fn run() -> wingbeat::Result<()> {
-/// let mut pool = wingbeat::ActorPool::new([Worker::remote(), Worker::remote()]);
+/// let pool = wingbeat::ActorPool::new([Worker::remote(), Worker::remote()]);
 /// let results = pool.map(0..10u64, |actor, x| actor.run(x)).await?;
 /// # Ok(())
 /// # }
 /// ```
 pub struct ActorPool<A> {
-    actors: Vec<A>,
-    dead: Arc<Dead>,
+    members: Arc<Members<A>>,
 }
 
-/// The members of a pool that have died, by their number, with the error that said so.
-#[derive(Default)]
-struct Dead(Mutex<BTreeMap<usize, Error>>);
+/// The members of a pool, which its works share.
+struct Members<A> {
+    state: Mutex<State<A>>,
+    /// A member is idle that was busy or no member, or one has died.
+    changed: Notify,
+}
+
+struct State<A> {
+    idle: VecDeque<Member<A>>,
+    /// By the number of the call that each works on.
+    busy: BTreeMap<u64, (Member<A>, AnyRef)>,
+    /// The number of the next call.
+    next_call: u64,
+    last_death: Option<Error>,
+}
 
 /// An actor of a pool.
 struct Member<A> {
-    number: usize,
     actor: A,
     /// What the last call went to. Only its result says which actor a handle stands for.
     called: Option<(Session, ActorId)>,
@@ -44,26 +64,67 @@ impl<A> Member<A> {
         self.called.as_ref().is_some_and(|(_, called)| *called == actor)
     }
 
-    fn is_known_to_be_dead(&self) -> bool {
-        self.called.as_ref().is_some_and(|(session, actor)| session.is_dead(*actor))
+    /// Why it can work no more, if that is known.
+    fn death(&self) -> Option<Error> {
+        let (session, actor) = self.called.as_ref()?;
+        let cause = || Box::new(Error::ActorEnded { by: "something else while it was idle".into() });
+        let class = || std::any::type_name::<A>().to_owned();
+        session.is_dead(*actor).then(|| Error::ActorDied { actor: *actor, class: class(), cause: cause() })
     }
 }
 
-impl<A> std::fmt::Debug for ActorPool<A> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ActorPool({} actors, {} of them dead)", self.actors.len(), self.dead.0.lock().len())
+impl<A> Members<A> {
+    /// The member that worked on this call is free again, if it lives. Whoever sees the end of the call first says so.
+    fn ended(&self, call: u64) {
+        if self.state.lock().ended(call) {
+            self.changed.notify_waiters();
+        }
+    }
+}
+
+impl<A> State<A> {
+    /// Whether it was not known.
+    fn ended(&mut self, call: u64) -> bool {
+        let Some((member, object)) = self.busy.remove(&call) else { return false };
+        match object.handle().failure() {
+            // A call can fail with the death of another actor, from which an argument was to come.
+            Some(error @ Error::ActorDied { actor, .. }) if member.is(actor) => self.last_death = Some(error),
+            _ => self.idle.push_back(member),
+        }
+        true
+    }
+
+    /// A living member without a call.
+    fn take_idle(&mut self) -> Option<Member<A>> {
+        while let Some(member) = self.idle.pop_front() {
+            match member.death() {
+                None => return Some(member),
+                Some(error) => self.last_death = Some(error),
+            }
+        }
+        None
+    }
+}
+
+impl<A> fmt::Debug for ActorPool<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.members.state.lock();
+        write!(f, "ActorPool({} idle, {} busy)", state.idle.len(), state.busy.len())
     }
 }
 
 impl<A: Clone> ActorPool<A> {
     /// A pool of these actors.
     pub fn new(actors: impl IntoIterator<Item = A>) -> Self {
-        ActorPool { actors: actors.into_iter().collect(), dead: Arc::default() }
+        let idle = actors.into_iter().map(|actor| Member { actor, called: None }).collect();
+        let state = State { idle, busy: BTreeMap::new(), next_call: 0, last_death: None };
+        ActorPool { members: Arc::new(Members { state: Mutex::new(state), changed: Notify::new() }) }
     }
 
     /// The number of actors that are not known to be dead.
     pub fn len(&self) -> usize {
-        self.actors.len() - self.dead.0.lock().len()
+        let state = self.members.state.lock();
+        state.idle.len() + state.busy.len()
     }
 
     /// Whether there are none.
@@ -71,12 +132,60 @@ impl<A: Clone> ActorPool<A> {
         self.len() == 0
     }
 
-    /// Calls an actor with every value, and answers with the results in the order of the values.
+    /// Adds an actor. Work that waits for a free one, or runs later, uses it at once.
+    ///
+    /// ```no_run
+    /// # struct Worker; #[wingbeat::actor] impl Worker { fn new() -> Self { Worker } fn run(&mut self, x: u64) -> u64 { x } }
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// let pool = wingbeat::ActorPool::new([Worker::remote()]);
+    /// let (results, ()) = futures::join!(
+    ///     pool.map(0..1000u64, |actor, x| actor.run(x)),
+    ///     async { pool.push(Worker::remote()) },   // helps with what is left
+    /// );
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn push(&self, actor: A) {
+        self.members.state.lock().idle.push_back(Member { actor, called: None });
+        self.members.changed.notify_waiters();
+    }
+
+    /// Removes an actor that has no call of this pool; none if all have one. Its caller has the last handle then, perhaps, and the actor
+    /// ends with that.
+    ///
+    /// ```no_run
+    /// # struct Worker; #[wingbeat::actor] impl Worker { fn new() -> Self { Worker } fn run(&mut self, x: u64) -> u64 { x } }
+    /// # fn run(pool: wingbeat::ActorPool<WorkerHandle>) {
+    /// while pool.len() > 2 {
+    ///     let Some(actor) = pool.pop_idle() else { break };
+    ///     actor.actor().terminate();
+    /// }
+    /// # }
+    /// ```
+    pub fn pop_idle(&self) -> Option<A> {
+        let mut state = self.members.state.lock();
+        // Nobody may be looking at the work to which these belong.
+        let ended: Vec<u64> =
+            state.busy.iter().filter(|(_, (_, object))| object.is_ready()).map(|(call, _)| *call).collect();
+        let has_ended = !ended.is_empty();
+        for call in ended {
+            state.ended(call);
+        }
+        let member = state.take_idle();
+        drop(state);
+        if has_ended {
+            self.members.changed.notify_waiters();
+        }
+        member.map(|member| member.actor)
+    }
+
+    /// Calls an actor with every value, and answers with the results in the order of the values. After a failure, and when this is
+    /// dropped before it is done, no more calls are made, and those that run are cancelled.
     ///
     /// # Errors
     /// The first failure; or the pool is empty.
     pub async fn map<V, T>(
-        &mut self,
+        &self,
         values: impl IntoIterator<Item = V>,
         call: impl Fn(&A, V) -> ObjectRef<T>,
     ) -> Result<Vec<T>>
@@ -84,7 +193,7 @@ impl<A: Clone> ActorPool<A> {
         T: DeserializeOwned + 'static,
     {
         let mut results = self.run(values, call).await?;
-        results.sort_by_key(|(position, _)| *position);
+        results.sort_by_key(|(call, _)| *call);
         Ok(results.into_iter().map(|(_, value)| value).collect())
     }
 
@@ -93,7 +202,7 @@ impl<A: Clone> ActorPool<A> {
     /// # Errors
     /// As `map`.
     pub async fn map_unordered<V, T>(
-        &mut self,
+        &self,
         values: impl IntoIterator<Item = V>,
         call: impl Fn(&A, V) -> ObjectRef<T>,
     ) -> Result<Vec<T>>
@@ -104,12 +213,12 @@ impl<A: Clone> ActorPool<A> {
         Ok(results.into_iter().map(|(_, value)| value).collect())
     }
 
-    /// Work that is given to the pool and taken from it one by one.
+    /// Work that is given to the pool and taken from it one by one. What was submitted goes on when it is dropped.
     ///
     /// ```no_run
     /// # struct Worker; #[wingbeat::actor] impl Worker { fn new() -> Self { Worker } fn run(&mut self, x: u64) -> u64 { x } }
     /// # async fn run() -> wingbeat::Result<()> {
-    /// let mut pool = wingbeat::ActorPool::new([Worker::remote(), Worker::remote()]);
+    /// let pool = wingbeat::ActorPool::new([Worker::remote(), Worker::remote()]);
     /// let mut work = pool.work();
     /// for x in 0..10u64 {
     ///     work.submit(|actor| actor.run(x)).await?;
@@ -120,46 +229,73 @@ impl<A: Clone> ActorPool<A> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn work<T>(&mut self) -> PoolWork<A, T> {
-        let dead = self.dead.0.lock();
-        let living = self.actors.iter().enumerate().filter(|(number, _)| !dead.contains_key(number));
-        let idle = living.map(|(number, actor)| Member { number, actor: actor.clone(), called: None }).collect();
-        PoolWork { idle, busy: Vec::new(), done: VecDeque::new(), submitted: 0, dead: self.dead.clone() }
+    pub fn work<T>(&self) -> PoolWork<A, T> {
+        let (calls, ended, watched) = (BTreeMap::new(), BTreeMap::new(), FuturesUnordered::new());
+        PoolWork { members: self.members.clone(), calls, ended, ends: 0, watched, watched_to: 0 }
     }
 
+    /// Results with the numbers of their calls, which ascend in the order of the values.
     async fn run<V, T>(
-        &mut self,
+        &self,
         values: impl IntoIterator<Item = V>,
         call: impl Fn(&A, V) -> ObjectRef<T>,
-    ) -> Result<Vec<(usize, T)>>
+    ) -> Result<Vec<(u64, T)>>
     where
         T: DeserializeOwned + 'static,
     {
-        let mut work = self.work();
+        let mut work = CancelledWork(self.work());
+        let work = &mut work.0;
         let mut results = Vec::new();
         for value in values {
             work.submit(|actor| call(actor, value)).await?;
-            while let Some((position, object)) = work.done.pop_front() {
-                results.push((position, object.get().await?));
+            while let Some(ended) = work.first_ended() {
+                results.push((ended, work.take(ended).await?));
             }
         }
-        while let Some((position, object)) = work.first_done().await? {
-            results.push((position, object.get().await?));
+        while let Some(ended) = work.next_ended().await? {
+            results.push((ended, work.take(ended).await?));
         }
         Ok(results)
     }
 }
 
+/// Cancels what was not taken.
+struct CancelledWork<A, T>(PoolWork<A, T>);
+
+impl<A, T> Drop for CancelledWork<A, T> {
+    fn drop(&mut self) {
+        for (object, _) in self.0.calls.values() {
+            object.cancel();
+        }
+    }
+}
+
 /// Calls that an [`ActorPool`] works on; see [`ActorPool::work`].
 pub struct PoolWork<A, T> {
-    idle: VecDeque<Member<A>>,
-    /// Calls under way, by the order in which they were submitted.
-    busy: Vec<(usize, Member<A>, ObjectRef<T>)>,
-    /// Calls that are over and were not taken yet.
-    done: VecDeque<(usize, ObjectRef<T>)>,
-    submitted: usize,
-    /// The pool's.
-    dead: Arc<Dead>,
+    members: Arc<Members<A>>,
+    /// Its calls whose results were not taken, by their numbers, each with its place in `ended` if it is there.
+    calls: BTreeMap<u64, (ObjectRef<T>, Option<u64>)>,
+    /// Those of them that have ended, in the order in which they did.
+    ended: BTreeMap<u64, u64>,
+    /// How many of its calls have ended.
+    ends: u64,
+    /// Its calls that have not ended, and those of other works that this one has waited for: nobody else may be looking at them.
+    watched: FuturesUnordered<Watched>,
+    /// All calls before this one are watched, or were.
+    watched_to: u64,
+}
+
+/// Answers with the number of a call when that has ended.
+struct Watched {
+    call: u64,
+    ready: ReadyFuture,
+}
+
+impl Future for Watched {
+    type Output = u64;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<u64> {
+        Pin::new(&mut self.ready).poll(cx).map(|()| self.call)
+    }
 }
 
 impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
@@ -172,84 +308,120 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
         let object = call(&member.actor);
         let handle = object.handle();
         member.called = handle.session().zip(handle.producer());
-        self.busy.push((self.submitted, member, object));
-        self.submitted += 1;
+        let ready = ReadyFuture::new(handle);
+        let mut state = self.members.state.lock();
+        let call = state.next_call;
+        state.next_call += 1;
+        state.busy.insert(call, (member, object.any()));
+        drop(state);
+        self.calls.insert(call, (object, None));
+        self.watched.push(Watched { call, ready });
         Ok(())
     }
 
     /// A living actor without a call, when there is one.
     async fn free(&mut self) -> Result<Member<A>> {
+        let members = self.members.clone();
         loop {
-            while let Some(member) = self.idle.pop_front() {
-                match &member.called {
-                    Some((_, actor)) if member.is_known_to_be_dead() => {
-                        let cause = Box::new(Error::ActorEnded { by: "something else while it was idle".into() });
-                        let class = std::any::type_name::<A>().to_owned();
-                        let error = Error::ActorDied { actor: *actor, class, cause };
-                        self.dead.0.lock().entry(member.number).or_insert(error);
-                    }
-                    _ => return Ok(member),
+            let mut changed = pin!(members.changed.notified());
+            // Before it looks, so that it misses nothing.
+            changed.as_mut().enable();
+            let on: Vec<Handle> = {
+                let mut state = members.state.lock();
+                if let Some(member) = state.take_idle() {
+                    return Ok(member);
                 }
-            }
-            if self.busy.is_empty() {
-                let last = self.dead.0.lock().values().next_back().cloned();
-                let what = || "the pool has no actors; make it of at least one".to_owned();
-                return Err(last.unwrap_or_else(|| Error::InvalidArgument { what: what() }));
-            }
-            self.finish_one().await?;
+                if state.busy.is_empty() {
+                    let what = || "the pool has no actors; make it of at least one".to_owned();
+                    return Err(state.last_death.clone().unwrap_or_else(|| Error::InvalidArgument { what: what() }));
+                }
+                for (call, (_, object)) in state.busy.range(self.watched_to..) {
+                    if !self.calls.contains_key(call) {
+                        self.watched.push(Watched { call: *call, ready: ReadyFuture::new(object.handle()) });
+                    }
+                }
+                self.watched_to = state.next_call;
+                state.busy.values().map(|(_, object)| object.handle().clone()).take(2).collect()
+            };
+            // Of several, it waits for none in particular.
+            let on = if on.len() == 1 { on } else { Vec::new() };
+            self.an_end(&on, Some(changed)).await?;
         }
     }
 
     /// The result of the call that was submitted first of those that were not taken yet; none if there are no more.
     pub async fn next(&mut self) -> Option<Result<T>> {
-        let done = self.done.iter().map(|(position, _)| position);
-        let first = *self.busy.iter().map(|(position, _, _)| position).chain(done).min()?;
-        loop {
-            if let Some(at) = self.done.iter().position(|(position, _)| *position == first) {
-                let (_, object) = self.done.remove(at)?;
-                return Some(object.get().await);
-            }
-            if let Err(error) = self.finish_one().await {
+        let (&call, (object, _)) = self.calls.first_key_value()?;
+        let on = [object.handle().clone()];
+        while !self.has_ended(call) {
+            if let Err(error) = self.an_end(&on, None).await {
                 return Some(Err(error));
             }
         }
+        Some(self.take(call).await)
     }
 
     /// The result of the call that ended first of those that were not taken yet; none if there are no more.
     pub async fn next_unordered(&mut self) -> Option<Result<T>> {
-        match self.first_done().await {
-            Ok(Some((_, object))) => Some(object.get().await),
-            Ok(None) => None,
+        match self.next_ended().await {
+            Ok(ended) => Some(self.take(ended?).await),
             Err(error) => Some(Err(error)),
         }
     }
 
-    async fn first_done(&mut self) -> Result<Option<(usize, ObjectRef<T>)>> {
-        if self.done.is_empty() {
-            self.finish_one().await?;
-        }
-        Ok(self.done.pop_front())
+    fn has_ended(&self, call: u64) -> bool {
+        self.calls.get(&call).is_none_or(|(_, ended)| ended.is_some())
     }
 
-    /// Waits until a call ends, if there is one; its actor is free again, if it lives.
-    async fn finish_one(&mut self) -> Result<()> {
-        if self.busy.is_empty() {
-            return Ok(());
+    fn first_ended(&self) -> Option<u64> {
+        self.ended.first_key_value().map(|(_, call)| *call)
+    }
+
+    /// The call that ended first of those that were not taken yet, when there is one; none if there are no more.
+    async fn next_ended(&mut self) -> Result<Option<u64>> {
+        while self.ended.is_empty() && !self.calls.is_empty() {
+            let one = self.calls.values().next().filter(|_| self.calls.len() == 1);
+            let on: Vec<Handle> = one.map(|(object, _)| object.handle().clone()).into_iter().collect();
+            self.an_end(&on, None).await?;
         }
-        let refs = self.busy.iter().map(|(_, _, object)| object.clone()).collect();
-        let (ready, _) = wait(refs, 1, None).await?;
-        let ended = |ready: &ObjectRef<T>| self.busy.iter().position(|(_, _, object)| object.id() == ready.id());
-        if let Some(at) = ready.first().and_then(ended) {
-            let (position, member, object) = self.busy.swap_remove(at);
-            match object.handle().failure() {
-                // A call can fail with the death of another actor, from which an argument was to come.
-                Some(error @ Error::ActorDied { actor, .. }) if member.is(actor) => {
-                    self.dead.0.lock().insert(member.number, error);
+        Ok(self.first_ended())
+    }
+
+    /// The result of a call that has ended. It is taken only when it is here.
+    async fn take(&mut self, call: u64) -> Result<T> {
+        let Some((object, _)) = self.calls.get(&call) else { return Err(Error::NoSession) };
+        let result = object.clone().get().await;
+        if let Some((_, Some(ended))) = self.calls.remove(&call) {
+            self.ended.remove(&ended);
+        }
+        result
+    }
+
+    /// Waits until a watched call ends, or the pool has `changed`. The running task waits for `on` meanwhile.
+    async fn an_end(&mut self, on: &[Handle], mut changed: Option<Pin<&mut Notified<'_>>>) -> Result<()> {
+        let on: Vec<&Handle> = on.iter().collect();
+        let mut waiting = None;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(Some(call)) = self.watched.poll_next_unpin(cx) {
+                self.members.ended(call);
+                if let Some((_, ended)) = self.calls.get_mut(&call) {
+                    *ended = Some(self.ends);
+                    self.ended.insert(self.ends, call);
+                    self.ends += 1;
                 }
-                _ => self.idle.push_back(member),
+                return Poll::Ready(Ok(()));
             }
-            self.done.push_back((position, object));
-        }
-        Ok(())
+            if let Some(changed) = &mut changed
+                && changed.as_mut().poll(cx).is_ready()
+            {
+                return Poll::Ready(Ok(()));
+            }
+            Waiting::keep(&mut waiting, &on);
+            match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
+                Some(Poll::Ready(error)) => Poll::Ready(Err(error)),
+                _ => Poll::Pending,
+            }
+        })
+        .await
     }
 }

@@ -326,7 +326,7 @@ fn what_an_item_of_a_queue_refers_to_lives_while_it_is_queued() {
 #[test]
 fn work_of_a_pool_is_taken_in_order_or_as_it_ends() {
     let _local = Local::start();
-    let mut pool = ActorPool::new([Echo::remote(), Echo::remote()]);
+    let pool = ActorPool::new([Echo::remote(), Echo::remote()]);
     block_on(async {
         let mut work = pool.work();
         for x in 0..10u64 {

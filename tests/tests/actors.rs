@@ -467,7 +467,7 @@ fn of_several_waits_the_one_in_the_circle_is_told() {
 #[test]
 fn a_pool_spreads_work_in_order_and_out_of_it() {
     let _local = Local::start(2);
-    let mut pool = ActorPool::new([Tally::remote(0), Tally::remote(0)]);
+    let pool = ActorPool::new([Tally::remote(0), Tally::remote(0)]);
     let results = wingbeat::block_on(pool.map(0..50u64, |tally, _| tally.checked(u64::MAX))).unwrap();
     assert_eq!(results.len(), 50);
     let mut unordered = wingbeat::block_on(pool.map_unordered(0..50u64, |tally, x| {

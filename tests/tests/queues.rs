@@ -323,6 +323,13 @@ impl Worker {
         wait_for(&self.path);
         0
     }
+    /// Fails at 0, and otherwise never ends.
+    async fn fail_or_go_on(&self, x: u64) -> Result<u64, String> {
+        if x == 0 {
+            return Err("zero".to_owned());
+        }
+        std::future::pending().await
+    }
     /// The most memory that the process has had, in KiB.
     fn peak(&self) -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -338,7 +345,7 @@ fn calls_of_a_pool_go_to_the_living() {
     for worker in &workers {
         worker.double(0).get_blocking().unwrap();
     }
-    let mut pool = ActorPool::new(workers.clone());
+    let pool = ActorPool::new(workers.clone());
     workers[1].actor().kill();
     let mut work = pool.work();
     let (mut good, mut bad) = (0, 0);
@@ -367,11 +374,94 @@ fn calls_of_a_pool_go_to_the_living() {
 }
 
 #[test]
+fn a_member_that_is_added_takes_what_waits_for_a_free_one() {
+    let _local = Local::start(1);
+    let open = Started::new();
+    let pool = ActorPool::new([Worker::remote(open.path())]);
+    let mut work = pool.work();
+    wingbeat::block_on(async {
+        work.submit(|worker| worker.gate()).await.unwrap();
+        let added = async { pool.push(Worker::remote(PathBuf::new())) };
+        let (submitted, ()) = futures::join!(work.submit(|worker| worker.double(3)), added);
+        submitted.unwrap();
+        assert_eq!(work.next_unordered().await.unwrap().unwrap(), 6);
+        std::fs::write(open.path(), "").unwrap();
+        assert_eq!(work.next().await.unwrap().unwrap(), 0);
+        assert!(work.next().await.is_none());
+    });
+    assert_eq!(pool.len(), 2);
+}
+
+#[test]
+fn members_are_removed_that_have_no_call() {
+    let _local = Local::start(1);
+    let open = Started::new();
+    let pool = ActorPool::new((0..2).map(|_| Worker::remote(open.path())));
+    let mut work = pool.work();
+    wingbeat::block_on(work.submit(|worker| worker.gate())).unwrap();
+    let removed = pool.pop_idle().unwrap();
+    assert_eq!(removed.double(4).get_timeout_blocking(LIMIT).unwrap(), 8, "it lives as long as it has a handle");
+    assert!(pool.pop_idle().is_none(), "the other one is busy");
+    assert_eq!(pool.len(), 1);
+    std::fs::write(open.path(), "").unwrap();
+    assert_eq!(wingbeat::block_on(work.next()).unwrap().unwrap(), 0);
+    assert!(pool.pop_idle().is_some() && pool.is_empty());
+    let error = wingbeat::block_on(pool.map([1u64], |worker, x| worker.double(x))).unwrap_err();
+    assert!(error.to_string().contains("the pool has no actors"), "{error}");
+    pool.push(removed);
+    assert_eq!(wingbeat::block_on(pool.map([1u64], |worker, x| worker.double(x))).unwrap(), [2]);
+}
+
+#[test]
+fn works_that_share_a_pool_call_each_member_one_at_a_time() {
+    let _local = Local::start(1);
+    let workers = (0..3).map(|_| Worker::options().max_pending_calls(1).remote(PathBuf::new()));
+    let pool = ActorPool::new(workers);
+    // Nobody looks at this one while the others go on.
+    let mut left_alone = pool.work();
+    let calls = async {
+        for x in 0..3 {
+            left_alone.submit(|worker| worker.double(x)).await.unwrap();
+        }
+        let one = pool.map(0..100u64, |worker, x| worker.double(x));
+        let other = pool.map_unordered(100..200u64, |worker, x| worker.double(x));
+        futures::join!(one, other)
+    };
+    let (one, other) = wingbeat::block_on(calls);
+    assert_eq!(one.unwrap(), (0..100).map(|x| x * 2).collect::<Vec<u64>>());
+    let mut other = other.unwrap();
+    other.sort_unstable();
+    assert_eq!(other, (100..200).map(|x| x * 2).collect::<Vec<u64>>());
+    for x in 0..3 {
+        assert_eq!(wingbeat::block_on(left_alone.next()).unwrap().unwrap(), 2 * x);
+    }
+}
+
+#[test]
+fn calls_that_run_are_cancelled_after_a_failure_of_a_map_or_with_it() {
+    let _local = Local::start(1);
+    let workers: Vec<_> = (0..3).map(|_| Worker::remote(PathBuf::new())).collect();
+    let pool = ActorPool::new(workers.clone());
+    let error = wingbeat::block_on(pool.map(0..9u64, |worker, x| worker.fail_or_go_on(2 - x.min(2)))).unwrap_err();
+    assert_eq!(error.application::<String>().as_deref(), Some("zero"));
+    let all_answer = || {
+        for worker in &workers {
+            assert_eq!(worker.double(1).get_timeout_blocking(LIMIT).unwrap(), 2);
+        }
+    };
+    all_answer();
+    assert!(begin_and_drop(pool.map(1..9u64, |worker, x| worker.fail_or_go_on(x)), 3).is_none());
+    all_answer();
+    assert_eq!(wingbeat::block_on(pool.map(0..9u64, |worker, x| worker.double(x))).unwrap()[8], 16);
+    assert_eq!(pool.len(), 3);
+}
+
+#[test]
 fn a_member_lives_on_when_an_argument_came_from_an_actor_that_died() {
     let _local = Local::start(1);
     let dead = Worker::remote(PathBuf::new());
     dead.actor().kill();
-    let mut pool = ActorPool::new((0..2).map(|_| Worker::remote(PathBuf::new())));
+    let pool = ActorPool::new((0..2).map(|_| Worker::remote(PathBuf::new())));
     for _ in 0..4 {
         let result = wingbeat::block_on(pool.map([1u64], |worker, x| worker.double(dead.double(x))));
         assert!(matches!(result, Err(Error::ActorDied { .. })), "{result:?}");
@@ -383,7 +473,7 @@ fn a_member_lives_on_when_an_argument_came_from_an_actor_that_died() {
 #[test]
 fn calls_that_failed_before_they_were_sent_are_several() {
     let _local = Local::start(1);
-    let mut pool = ActorPool::new((0..2).map(|_| Worker::remote(PathBuf::new())));
+    let pool = ActorPool::new((0..2).map(|_| Worker::remote(PathBuf::new())));
     let result = wingbeat::block_on(pool.map(0..4u64, |worker, x| {
         let bad = wingbeat::CallOptions::new().name("a\nb");
         worker.with(bad).double(x)

@@ -24,7 +24,7 @@ pub use owner::outbound::Outbound;
 pub use session::actor::ActorHandle;
 pub use session::arguments::{Arguments, CallArgs};
 pub use session::blocking::block_on;
-pub use session::get::{Value, ValueFuture};
+pub use session::get::{ReadyFuture, Value, ValueFuture};
 pub use session::pressure::memory_is;
 pub use session::session::{Entered, Session};
 pub use session::stream::StreamHandle;

@@ -167,13 +167,7 @@ impl ValueFuture {
 
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let Some(handle) = &self.handle else { return Poll::Pending };
-        // Also if it was asked before: the value may have come since, and been lost.
-        if let Some(owner) = Owner::of(handle) {
-            owner.subscribe(handle);
-            if let Some(process) = Process::of(&owner) {
-                process.attend();
-            }
-        }
+        await_value(handle);
         if !self.is_among_others {
             Waiting::keep(&mut self.waiting, &[handle]);
         }
@@ -190,6 +184,54 @@ impl Drop for ValueFuture {
             && !handle.is_ready()
         {
             handle.object().forget(place);
+        }
+    }
+}
+
+/// Waits until an object is ready or has failed, without its value. For one that awaits others beside it, and keeps a [`Waiting`] itself
+/// while it does.
+pub struct ReadyFuture {
+    handle: Handle,
+    /// Among those that wait for the object.
+    place: Option<Place>,
+}
+
+impl ReadyFuture {
+    /// Waits for this object.
+    pub fn new(handle: &Handle) -> ReadyFuture {
+        ReadyFuture { handle: handle.clone(), place: None }
+    }
+}
+
+impl Future for ReadyFuture {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let ReadyFuture { handle, place } = &mut *self;
+        if handle.object().poll(place, cx).is_ready() {
+            return Poll::Ready(());
+        }
+        await_value(handle);
+        Poll::Pending
+    }
+}
+
+impl Drop for ReadyFuture {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take()
+            && !self.handle.is_ready()
+        {
+            self.handle.object().forget(place);
+        }
+    }
+}
+
+/// The value is awaited here. It is said with each poll: the value may have been there since the last, and lost.
+fn await_value(handle: &Handle) {
+    if let Some(owner) = Owner::of(handle) {
+        owner.subscribe(handle);
+        if let Some(process) = Process::of(&owner) {
+            process.attend();
         }
     }
 }
