@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::process::{ExitCode, Termination};
 use std::sync::Arc;
@@ -13,22 +14,73 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::Session;
-use wingbeat_process::registry::{Finished, Item, Outgoing, OutputValues, Turn};
+use wingbeat_process::registry::{Finished, Item, Outgoing, OutputValues, Turn, application_error};
 
 pub use futures::StreamExt;
 pub use inventory;
 pub use serde;
 pub use wingbeat_process::Arguments;
 pub use wingbeat_process::options::{Declared, RetryOn, UNLIMITED};
-pub use wingbeat_process::registry::{
-    Class, Constructing, Defaults, Entry, Function, Instance, Method, Running, application_error, one,
-};
+pub use wingbeat_process::registry::{Class, Constructing, Defaults, Entry, Function, Instance, Method, Running, one};
 
 pub use crate::shape::{Items, Many, One};
 
 /// Whether `holds` of the function's own error.
 pub fn retry_if<E: DeserializeOwned + 'static>(error: &Error, holds: impl Fn(&E) -> bool) -> bool {
     error.application().is_some_and(|error| holds(&error))
+}
+
+/// The error of a function, on its way to the caller. Which of the traits below applies is chosen by the compiler: the one that needs no
+/// further reference, if it can.
+pub struct Failure<'a, E>(pub &'a E);
+
+/// An error that holds any other, as `anyhow::Error` and `Box<dyn Error + Send + Sync>` do: its text is sent, since it cannot be encoded.
+pub trait SentAsText {
+    /// How it is sent.
+    fn conversion(&self) -> ToText {
+        ToText
+    }
+}
+
+impl<E: Deref<Target = AnyError>> SentAsText for Failure<'_, E> {}
+
+/// Any other error: it is encoded.
+pub trait SentAsValue {
+    /// How it is sent.
+    fn conversion(&self) -> ToValue {
+        ToValue
+    }
+}
+
+impl<E> SentAsValue for &Failure<'_, E> {}
+
+type AnyError = dyn std::error::Error + Send + Sync;
+
+/// See [`SentAsText`].
+pub struct ToText;
+
+impl ToText {
+    /// An application error with a `String`: the text of the error and of its causes, as anyhow's `{:#}` has it.
+    pub fn converted<E: Deref<Target = AnyError>>(self, function: &str, error: &E) -> Error {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        application_error(function, &text)
+    }
+}
+
+/// See [`SentAsValue`].
+pub struct ToValue;
+
+impl ToValue {
+    /// An application error with the error itself.
+    pub fn converted<E: Serialize + std::fmt::Display + 'static>(self, function: &str, error: &E) -> Error {
+        application_error(function, error)
+    }
 }
 
 /// The size of fields that lie one after another.

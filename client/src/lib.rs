@@ -151,7 +151,7 @@ pub use wingbeat_macros::main;
 /// `options()`. Arguments, results and errors are types with plain derived serde (no `untagged`, `tag`, `flatten`,
 /// `skip_serializing_if` or `serde_json::Value`, and `skip` of a variant only behind all others); an argument may also be a ref
 /// to one, whose value is then resolved before the call. `impl Iterator` and `impl Stream` come back as an [`ObjectStream`], and the
-/// `E` of a `Result<T, E>` through [`Error::application`]; that of [`wingbeat::Result<T>`](Result) is an [`Error`]. A tuple is one value; with `num_returns = 2` its two parts are two objects:
+/// `E` of a `Result<T, E>` through [`Error::application`]; that of [`wingbeat::Result<T>`](Result) is an [`Error`], and of `anyhow::Result<T>` the caller gets the text (below). A tuple is one value; with `num_returns = 2` its two parts are two objects:
 ///
 /// ```no_run
 /// #[wingbeat::remote(num_returns = 2)]
@@ -182,6 +182,24 @@ pub use wingbeat_macros::main;
 /// # async fn run() {
 /// let error = parse::remote("x".to_owned()).get().await.unwrap_err();
 /// assert_eq!(error.application::<String>().unwrap(), "not a number: x");
+/// # }
+/// ```
+///
+/// `anyhow::Error` and `Box<dyn Error + Send + Sync>` can hold any error, and cannot be sent as what they hold. They arrive as a `String`: the
+/// text of the error and of its causes, as `{:#}` prints it. To match on an error, return its own type.
+///
+/// ```no_run
+/// use anyhow::Context;
+///
+/// #[wingbeat::remote]
+/// fn line_count(path: String) -> anyhow::Result<usize> {
+///     let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+///     Ok(text.lines().count())
+/// }
+///
+/// # async fn run() {
+/// let error = line_count::remote("/none").get().await.unwrap_err();
+/// assert_eq!(error.application::<String>().unwrap(), "reading /none: No such file or directory (os error 2)");
 /// # }
 /// ```
 ///

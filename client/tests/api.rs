@@ -216,6 +216,75 @@ fn tasks_methods_and_constructors_pass_errors_on_as_they_are() {
     assert_eq!(error.application::<String>().as_deref(), Some("no"), "{error}");
 }
 
+/// `Result` is here that of anyhow.
+mod with_anyhow {
+    use anyhow::{Context, Result, bail};
+
+    #[wingbeat::remote]
+    pub(crate) fn parsed(text: String) -> Result<u64> {
+        text.parse::<u64>().with_context(|| format!("parsing {text:?}")).context("reading the table")
+    }
+
+    #[wingbeat::remote]
+    pub(crate) async fn parsed_by_another(text: String) -> anyhow::Result<u64> {
+        Ok(parsed::remote(text).await?)
+    }
+
+    #[wingbeat::remote]
+    pub(crate) fn boxed() -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Err("no box".into())
+    }
+
+    #[wingbeat::remote]
+    pub(crate) fn items() -> impl Iterator<Item = Result<u64>> {
+        [Ok(1), Err(anyhow::anyhow!("the end"))].into_iter()
+    }
+
+    #[wingbeat::remote(max_retries = 2, retry_if = |text: &String| text.contains("again"))]
+    pub(crate) fn tried() -> anyhow::Result<u32, anyhow::Error> {
+        match wingbeat::current_attempt() {
+            Some(attempt) if attempt < 2 => bail!("again"),
+            attempt => Ok(attempt.unwrap_or(0)),
+        }
+    }
+
+    pub(crate) struct Opened;
+
+    #[wingbeat::actor]
+    impl Opened {
+        pub(crate) async fn new(opens: bool) -> Result<Self> {
+            if !opens {
+                bail!("closed");
+            }
+            Ok(Opened)
+        }
+        pub(crate) fn read(&self) -> Result<u64> {
+            bail!("nothing to read")
+        }
+    }
+}
+
+#[test]
+fn an_error_of_anyhow_arrives_as_text_with_its_causes() {
+    use with_anyhow::{Opened, boxed, items, parsed, parsed_by_another, tried};
+    let _local = Local::start();
+    assert_eq!(parsed::remote("7").get_blocking().unwrap(), 7);
+    let error = parsed::remote("x").get_blocking().unwrap_err();
+    let text = "reading the table: parsing \"x\": invalid digit found in string";
+    assert_eq!(error.application::<String>().as_deref(), Some(text));
+    assert!(error.to_string().contains(text), "{error}");
+    let outer = parsed_by_another::remote("x").get_blocking().unwrap_err();
+    assert!(outer.application::<String>().is_some_and(|outer| outer.contains(text)), "{outer}");
+    let text_of = |error: Error| error.application::<String>().unwrap_or_else(|| panic!("{error}"));
+    assert_eq!(text_of(boxed::remote().get_blocking().unwrap_err()), "no box");
+    assert_eq!(text_of(Opened::remote(true).read().get_blocking().unwrap_err()), "nothing to read");
+    assert_eq!(text_of(Opened::remote(false).read().get_blocking().unwrap_err()), "closed");
+    let mut items = items::remote();
+    assert_eq!(items.next_blocking().unwrap().unwrap(), 1);
+    assert_eq!(text_of(items.next_blocking().unwrap().unwrap_err()), "the end");
+    assert_eq!(tried::remote().get_blocking().unwrap(), 2, "it is tried again by its text");
+}
+
 #[test]
 fn get_all_of_many_fails_without_waiting_for_the_ones_before() {
     let _local = Local::start();

@@ -129,25 +129,27 @@ fn take_method_attribute(function: &mut ImplItemFn) -> syn::Result<Option<Attrib
 struct Constructor {
     parameters: Vec<Parameter>,
     text: String,
-    fallible: bool,
+    /// The type of its error, if it may fail.
+    error: Option<Type>,
     is_async: bool,
 }
 
 impl Constructor {
     fn read(function: &ImplItemFn) -> syn::Result<Constructor> {
         function::check(&function.sig)?;
-        let fallible = match &function.sig.output {
+        let error = match &function.sig.output {
             ReturnType::Default => {
                 return Err(syn::Error::new_spanned(&function.sig, "the constructor returns Self or Result<Self, E>"));
             }
-            ReturnType::Type(_, ty) => {
-                matches!(function::returns(&syn::parse_quote!(-> #ty), None)?, Returns::Fallible(..))
-            }
+            ReturnType::Type(_, ty) => match function::returns(&syn::parse_quote!(-> #ty), None)? {
+                Returns::Fallible(_, error) => Some(error),
+                _ => None,
+            },
         };
         Ok(Constructor {
             parameters: function::parameters(&function.sig)?,
             text: function::text(&function.sig),
-            fallible,
+            error,
             is_async: function.sig.asyncness.is_some(),
         })
     }
@@ -334,19 +336,18 @@ fn generate(
     let locals: Vec<_> = constructor.parameters.iter().map(|parameter| &parameter.local).collect();
     let arguments = function::arguments();
     let (decode, text, defaults) = (function::decode(&constructor.parameters), &constructor.text, class.defaults());
-    let made = match (constructor.fallible, constructor.is_async) {
+    let made = match (constructor.error.is_some(), constructor.is_async) {
         (false, false) => quote!(::core::result::Result::Ok(#name::new(#(#locals),*))),
         (false, true) => quote!(::core::result::Result::Ok(#name::new(#(#locals),*).await)),
         (true, false) => quote!(#name::new(#(#locals),*)),
         (true, true) => quote!(#name::new(#(#locals),*).await),
     };
-    let finish = if constructor.fallible {
+    let finish = if let Some(error) = &constructor.error {
+        let failed = function::failed(error);
         quote! {
             match #made {
                 ::core::result::Result::Ok(made) => ::core::result::Result::Ok(::wingbeat::__private::#cell::instance(made)),
-                ::core::result::Result::Err(error) => {
-                    ::core::result::Result::Err(::wingbeat::__private::application_error(PATH, &error))
-                }
+                ::core::result::Result::Err(error) => #failed,
             }
         }
     } else {

@@ -163,8 +163,8 @@ fn of_type(ty: &Type) -> syn::Result<Returns> {
                     }
                     _ => Err(syn::Error::new_spanned(
                         ty,
-                        "write Result<T, E> with a serde type for E, as which the caller gets the error back, or wingbeat::Result<T>. io::Error \
-                         and anyhow::Error are no serde types: return Result<T, String>, with .map_err(|error| format!(\"{error:#}\"))",
+                        "write Result<T, E> with a serde type for E, as which the caller gets the error back; or wingbeat::Result<T>; or \
+                         anyhow::Result<T>, of which the caller gets the text. io::Error and fmt::Error are no serde types",
                     )),
                 }
             }
@@ -177,7 +177,7 @@ fn of_type(ty: &Type) -> syn::Result<Returns> {
 /// Whether it is one of the names of `Result` that programs often use, and whose errors cannot be sent.
 fn has_no_serde_error(path: &syn::Path) -> bool {
     let module = path.segments.iter().rev().nth(1);
-    module.is_some_and(|module| ["io", "fmt", "anyhow", "eyre"].iter().any(|name| module.ident == name))
+    module.is_some_and(|module| ["io", "fmt"].iter().any(|name| module.ident == name))
 }
 
 fn type_arguments(arguments: &PathArguments) -> Vec<Type> {
@@ -339,10 +339,13 @@ impl Returns {
     }
 }
 
-/// What the function's own `error` becomes.
-fn failed(ty: &Type) -> TokenStream {
-    let application_error = quote_spanned!(at(ty)=> ::wingbeat::__private::application_error);
-    quote!(::core::result::Result::Err(#application_error(PATH, &error)))
+/// What the function's own `error` becomes, which is of this type, or of one that is another name of its `Result`.
+pub(crate) fn failed(ty: &Type) -> TokenStream {
+    let converted = quote_spanned!(at(ty)=> converted);
+    quote!({
+        use ::wingbeat::__private::{SentAsText as _, SentAsValue as _};
+        ::core::result::Result::Err((&::wingbeat::__private::Failure(&error)).conversion().#converted(PATH, &error))
+    })
 }
 
 /// The name of the encoded arguments in the code that decodes them.
