@@ -107,7 +107,7 @@ pub async fn find_actor<H: From<crate::ActorRef>>(
     name: &str,
     namespace: Option<&str>,
 ) -> Result<H> {
-    let found = Session::current()?.find_actor(name, namespace, class).await?;
+    let found = Session::current()?.find_actor(name, namespace, Some(class)).await?;
     Ok(H::from(crate::ActorRef::new(found)))
 }
 

@@ -40,6 +40,33 @@ impl ActorRef {
         ActorRef { handle, options: Default::default() }
     }
 
+    /// The actor of this name in the session's namespace, whatever its class: also of one that this program does not have. It cannot be
+    /// called; a handle for that is `Class::named(name)`.
+    ///
+    /// ```no_run
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// use wingbeat::ActorRef;
+    /// let old = ActorRef::named("jobs").await?;
+    /// println!("ending a {}", old.class_name());
+    /// old.terminate();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::ActorNotFound`] if there is none, or there is no session.
+    pub async fn named(name: &str) -> Result<ActorRef> {
+        Session::current()?.find_actor(name, None, None).await.map(ActorRef::new)
+    }
+
+    /// As [`named`](Self::named), in another namespace.
+    ///
+    /// # Errors
+    /// As `named`.
+    pub async fn named_in(namespace: &str, name: &str) -> Result<ActorRef> {
+        Session::current()?.find_actor(name, Some(namespace), None).await.map(ActorRef::new)
+    }
+
     pub(crate) fn handle(&self) -> &wingbeat_process::ActorHandle {
         &self.handle
     }
@@ -51,6 +78,11 @@ impl ActorRef {
     /// The actor's id.
     pub fn id(&self) -> ActorId {
         self.handle.id()
+    }
+
+    /// Crate, modules and name of its class.
+    pub fn class_name(&self) -> &str {
+        self.handle.class_name()
     }
 
     /// Ends the actor at once, without restart. Calls that run or wait fail with [`Error::ActorDied`].

@@ -19,7 +19,8 @@ pub struct NamedActor {
 }
 
 /// The named actors of the cluster, those of other programs included: in this program's namespace, or in all with
-/// [`list_named_actors_everywhere`]. A handle to one is `Class::named(name)`.
+/// [`list_named_actors_everywhere`]. A handle to one is `Class::named(name)`, or
+/// [`ActorRef::named`](crate::ActorRef::named) whatever its class.
 ///
 /// ```no_run
 /// # async fn run() -> wingbeat::Result<()> {

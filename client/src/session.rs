@@ -117,8 +117,16 @@ impl Session {
     /// # Errors
     /// There is none, or it is of another class.
     pub async fn named<H: ActorHandle>(&self, name: &str) -> Result<H> {
-        let found = self.runtime.find_actor(name, None, H::class()).await?;
+        let found = self.runtime.find_actor(name, None, Some(H::class())).await?;
         Ok(H::from(ActorRef::new(found)))
+    }
+
+    /// The actor of this name in the session's namespace, whatever its class; as [`ActorRef::named`] in this session.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn named_actor(&self, name: &str) -> Result<ActorRef> {
+        self.runtime.find_actor(name, None, None).await.map(ActorRef::new)
     }
 
     /// As [`list_named_actors`](crate::list_named_actors), in this session.

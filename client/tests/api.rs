@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, Session, block_on, get_all, put, wait};
+use wingbeat::{ActorPool, ActorRef, Error, ObjectRef, Queue, QueueError, Session, block_on, get_all, put, wait};
 
 /// A private cluster that the test's thread has entered.
 struct Local {
@@ -415,6 +415,30 @@ fn work_of_a_pool_is_taken_in_order_or_as_it_ends() {
     });
     let nobody = block_on(ActorPool::<EchoHandle>::new([]).map([1u64], |actor, x| actor.say(x))).unwrap_err();
     assert!(matches!(nobody, Error::InvalidArgument { .. }), "{nobody}");
+}
+
+#[test]
+fn an_actor_is_found_and_ended_by_its_name_whatever_its_class() {
+    let local = Local::start();
+    let kept = Echo::options().namespace("elsewhere").name("kept").remote();
+    let echo = Echo::options().name("echo").remote();
+    assert_eq!(kept.say(1).get_blocking().unwrap() + echo.say(1).get_blocking().unwrap(), 2);
+    let found = block_on(ActorRef::named("echo")).unwrap();
+    assert_eq!((found.id(), found.class_name()), (echo.actor().id(), concat!(module_path!(), "::Echo")));
+    assert!(matches!(block_on(ActorRef::named("kept")), Err(Error::ActorNotFound { .. })));
+    let elsewhere = block_on(ActorRef::named_in("elsewhere", "kept")).unwrap();
+    assert_eq!(elsewhere.id(), kept.actor().id());
+
+    block_on(local.session.named_actor("echo")).unwrap().kill();
+    assert!(matches!(echo.say(1).get_blocking(), Err(Error::ActorDied { .. })));
+    assert!(matches!(block_on(ActorRef::named("echo")), Err(Error::ActorNotFound { .. })));
+
+    // A handle as any other: the actor lives as long as there is one.
+    drop(kept);
+    let again = block_on(Echo::named_in("elsewhere", "kept")).unwrap();
+    assert_eq!(again.say(3).get_blocking().unwrap(), 3);
+    elsewhere.terminate();
+    assert!(matches!(again.say(1).get_blocking(), Err(Error::ActorDied { .. })));
 }
 
 #[test]

@@ -397,6 +397,10 @@ impl Session {
                 ),
             });
         }
+        Ok(self.handle_of_any_class(info))
+    }
+
+    fn handle_of_any_class(&self, info: ActorInfo) -> ActorHandle {
         self.process().know(&info.owner);
         let handle = if info.detached {
             self.owner().new_object(self.owner().next_task().output(0), None)
@@ -406,9 +410,9 @@ impl Session {
             self.owner().actors.holds(handle.object(), info.id);
             handle
         };
-        Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached)
+        ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached)
             .with_limit(info.max_pending_calls)
-            .with_retries(info.max_task_retries))
+            .with_retries(info.max_task_retries)
     }
 
     /// A handle of the actor that this process is.
@@ -434,12 +438,12 @@ impl Session {
         self.actor_handle(class, info)
     }
 
-    /// Finds an actor by name; in the session's namespace if none is given.
+    /// Finds an actor by name; in the session's namespace if none is given, and of any class if none is.
     pub fn find_actor(
         &self,
         name: &str,
         namespace: Option<&str>,
-        class: &'static Class,
+        class: Option<&'static Class>,
     ) -> impl Future<Output = Result<ActorHandle, Error>> + Send + use<> {
         let name = ScopedName {
             namespace: namespace.unwrap_or(&self.process().wire.who.namespace).to_owned(),
@@ -456,7 +460,11 @@ impl Session {
                 let name = name.clone();
                 async move { head.find_actor(mux::within(limits().head), name).await }
             });
-            session.actor_handle(class, find.await??)
+            let found = find.await??;
+            match class {
+                Some(class) => session.actor_handle(class, found),
+                None => Ok(session.handle_of_any_class(found)),
+            }
         }
     }
 
