@@ -34,13 +34,13 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode> {
         bail!("the cluster has no node that could be looked at; `wingbeat status` shows which there are");
     }
     say!("{}", table(&diagnosis));
-    for finding in &diagnosis.findings {
-        say!("{}: {}", if finding.is_fatal { "error" } else { "warning" }, finding.text);
+    for problem in &diagnosis.problems {
+        say!("{}: {}", if problem.is_fatal { "error" } else { "warning" }, problem.text);
     }
-    match diagnosis.findings.iter().any(|finding| finding.is_fatal) {
+    match diagnosis.problems.iter().any(|problem| problem.is_fatal) {
         true => Ok(ExitCode::FAILURE),
         false => {
-            if diagnosis.findings.is_empty() {
+            if diagnosis.problems.is_empty() {
                 say!("nothing is wrong");
             }
             Ok(ExitCode::SUCCESS)
@@ -52,16 +52,16 @@ fn table(diagnosis: &Diagnosis) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(["node", "address", "interface", "python", "torch", "NCCL", "/dev/shm free"]);
-    for facts in &diagnosis.nodes {
-        let version = |name: &str| facts.versions.get(name).cloned().unwrap_or_else(|| "-".into());
+    for report in &diagnosis.nodes {
+        let version = |name: &str| report.versions.get(name).cloned().unwrap_or_else(|| "-".into());
         table.add_row([
-            facts.node.clone(),
-            facts.ip.map_or_else(|| "this machine alone".into(), |ip| ip.to_string()),
-            facts.interface.clone().unwrap_or_else(|| "-".into()),
+            report.node.clone(),
+            report.ip.map_or_else(|| "this machine alone".into(), |ip| ip.to_string()),
+            report.interface.clone().unwrap_or_else(|| "-".into()),
             version("python"),
             version("torch"),
             version("nccl"),
-            sizes::shown(facts.shm_free),
+            sizes::shown(report.shm_free),
         ]);
     }
     table

@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use wingbeat::Session;
 use wingbeat_train::{
-    Backend, Best, BestOrder, Checkpoint, Keep, Layout, Returns, Scaling, TorchTrainer, TrainError, TrainResult,
+    Backend, BestCheckpoints, Checkpoint, CheckpointConfig, Layout, Returns, Scaling, ScoreOrder, TorchTrainer,
+    TrainError, TrainResult,
 };
 
 use crate::joining::Joining;
@@ -105,7 +106,7 @@ pub(crate) struct TrainArgs {
     keep: usize,
     /// Also keep the best by a metric: NAME for the largest, NAME:min for the smallest.
     #[arg(long, value_parser = best)]
-    keep_best: Option<Best>,
+    keep_best: Option<BestCheckpoints>,
     /// How many of the best are kept.
     #[arg(long, default_value_t = 1, requires = "keep_best", value_parser = sizes::some, value_name = "NUMBER")]
     keep_best_count: usize,
@@ -224,7 +225,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         (Some((least, most)), (workers, _)) => Scaling::nodes(most, workers).elastic(least..=most),
         (None, (least, most)) => Scaling::workers(most).elastic(least..=most),
     };
-    let mut keep = Keep::newest(args.keep);
+    let mut keep = CheckpointConfig::newest(args.keep);
     if let Some(best) = &args.keep_best {
         keep = keep.best(best.clone().count(args.keep_best_count));
     }
@@ -427,12 +428,12 @@ const LEAST_LIMIT: u32 = 64;
 /// And so many for each of its CPUs.
 const RANKS_OF_A_CPU: u32 = 8;
 
-fn best(text: &str) -> Result<Best, String> {
+fn best(text: &str) -> Result<BestCheckpoints, String> {
     match text.rsplit_once(':') {
-        Some((metric, "min")) => Ok(Best::of(metric, BestOrder::Min)),
-        Some((metric, "max")) => Ok(Best::of(metric, BestOrder::Max)),
+        Some((metric, "min")) => Ok(BestCheckpoints::of(metric, ScoreOrder::Min)),
+        Some((metric, "max")) => Ok(BestCheckpoints::of(metric, ScoreOrder::Max)),
         Some((_, other)) => Err(format!("{other:?} is neither min nor max")),
-        None => Ok(Best::of(text, BestOrder::Max)),
+        None => Ok(BestCheckpoints::of(text, ScoreOrder::Max)),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::environment::{self, Shared};
 use crate::error::TrainError;
 use crate::group::Group;
 use crate::plan::{Backend, Plan, Shipped};
-use crate::preflight::{self, Finding};
+use crate::preflight::{self, Problem};
 use crate::process::{Event, Launch, Shard, Target};
 use crate::progress::{Progress, RankProgress};
 use crate::rank::RankHandle;
@@ -108,14 +108,14 @@ impl Group {
         // Ranks have the driver's environment, and what the run adds.
         let told = plan.env.get(MAY_SHARE).cloned().or_else(|| std::env::var(MAY_SHARE).ok());
         let may_share = told.is_some_and(|value| value != "0");
-        let mut findings = preflight::sharing(ranks, self.backend(plan) == "nccl" && !may_share);
+        let mut problems = preflight::sharing(ranks, self.backend(plan) == "nccl" && !may_share);
         if self.master_of_several().is_some() {
             let of_nodes: BTreeMap<u64, &RankHandle> =
                 self.ranks.iter().rev().map(|rank| (rank.at.node, &rank.handle)).collect();
             let members: Vec<&RankHandle> = of_nodes.into_values().collect();
-            findings.extend(preflight::examine(&members, &plan.python).await?.findings);
+            problems.extend(preflight::examine(&members, &plan.python).await?.problems);
         }
-        let (fatal, warnings): (Vec<Finding>, Vec<Finding>) = findings.into_iter().partition(|found| found.is_fatal);
+        let (fatal, warnings): (Vec<Problem>, Vec<Problem>) = problems.into_iter().partition(|found| found.is_fatal);
         for warning in warnings {
             (plan.on_notice)(&warning.text);
         }

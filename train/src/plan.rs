@@ -15,7 +15,7 @@ use crate::progress::Progress;
 use crate::scaling::Scaling;
 use crate::shipping::Shipment;
 use crate::stopper::Stopper;
-use crate::storage::Keep;
+use crate::storage::CheckpointConfig;
 
 /// What carries tensors between ranks. Told to the script as `WINGBEAT_BACKEND`.
 ///
@@ -82,7 +82,7 @@ pub(crate) struct Plan {
     /// Of every rank, by name.
     pub files: BTreeMap<String, ByteBuf>,
     pub storage: Option<String>,
-    pub keep: Keep,
+    pub keep: CheckpointConfig,
     pub stopper: Stopper,
     /// Makes what shows what the ranks of a run print.
     pub output: Arc<dyn Fn() -> Shared + Send + Sync>,

@@ -1,6 +1,6 @@
 //! What would go wrong between nodes, found before it does: by [`doctor`], and before a run on several machines.
 //!
-//! `Facts` are what a node knows of itself, `judge` says what is wrong with them together, and how to mend it.
+//! A `NodeReport` is what a node knows of itself, `judge` says what is wrong with all of them together, and how to mend it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -26,7 +26,7 @@ const CLOCK_SECONDS: f64 = 2.0;
 /// What a node knows of itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Facts {
+pub struct NodeReport {
     /// Its name.
     pub node: String,
     /// Where others reach it; none if only processes of the same machine do.
@@ -48,7 +48,7 @@ pub struct Facts {
 /// Something that is wrong, where, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Finding {
+pub struct Problem {
     /// Whether a run cannot work with it.
     pub is_fatal: bool,
     /// In a sentence.
@@ -60,13 +60,13 @@ pub struct Finding {
 #[non_exhaustive]
 pub struct Diagnosis {
     /// Of each node.
-    pub nodes: Vec<Facts>,
+    pub nodes: Vec<NodeReport>,
     /// What is wrong.
-    pub findings: Vec<Finding>,
+    pub problems: Vec<Problem>,
 }
 
 /// What a node knows of itself, and a socket where others can try to reach it.
-pub(crate) fn facts(python: &str, ip: Option<IpAddr>) -> (Facts, Option<TcpListener>) {
+pub(crate) fn node_report(python: &str, ip: Option<IpAddr>) -> (NodeReport, Option<TcpListener>) {
     let script = "import json, sys\nfrom importlib import metadata\nfound = {'python': '.'.join(map(str, sys.version_info[:2]))}\nfor name in metadata.distributions():\n    package = (name.metadata['Name'] or '').lower()\n    if package == 'torch':\n        found['torch'] = name.version\n    elif package.startswith('nvidia-nccl'):\n        found['nccl'] = name.version\nprint(json.dumps(found))";
     let told = Command::new(python).args(["-c", script]).output();
     let (versions, python_error) = match told {
@@ -79,7 +79,7 @@ pub(crate) fn facts(python: &str, ip: Option<IpAddr>) -> (Facts, Option<TcpListe
     };
     let listener = ip.and_then(|ip| TcpListener::bind((ip, 0)).ok());
     let shm = rustix::fs::statvfs("/dev/shm").map_or(0, |shm| shm.f_bavail * shm.f_frsize);
-    let facts = Facts {
+    let report = NodeReport {
         node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         ip,
         interface: ip.and_then(interface::to),
@@ -89,7 +89,7 @@ pub(crate) fn facts(python: &str, ip: Option<IpAddr>) -> (Facts, Option<TcpListe
         clock_ahead: now(),
         listens: listener.as_ref().and_then(|listener| listener.local_addr().ok()),
     };
-    (facts, listener)
+    (report, listener)
 }
 
 /// Why others cannot be reached from here; none of those that can.
@@ -108,23 +108,23 @@ fn now() -> f64 {
 }
 
 /// What is wrong with nodes together. `unreached[i][j]`: why node i does not reach node j.
-fn judge(nodes: &[Facts], unreached: &[Vec<Option<String>>]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut find = |is_fatal, text: String| findings.push(Finding { is_fatal, text });
-    for facts in nodes {
-        let node = &facts.node;
-        if let Some(why) = &facts.python_error {
+fn judge(nodes: &[NodeReport], unreached: &[Vec<Option<String>>]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut find = |is_fatal, text: String| problems.push(Problem { is_fatal, text });
+    for report in nodes {
+        let node = &report.node;
+        if let Some(why) = &report.python_error {
             find(
                 true,
                 format!(
                     "Python does not run on {node}: {why}; name another (--python, TorchTrainer::python or WINGBEAT_PYTHON)"
                 ),
             );
-        } else if !facts.versions.contains_key("torch") {
+        } else if !report.versions.contains_key("torch") {
             find(false, format!("{node} has no torch; install it there with pip"));
         }
-        if facts.shm_free < LEAST_SHM {
-            let mebibytes = facts.shm_free >> 20;
+        if report.shm_free < LEAST_SHM {
+            let mebibytes = report.shm_free >> 20;
             let fix = "in a container, start it with --shm-size=1g or more";
             find(
                 false,
@@ -133,16 +133,16 @@ fn judge(nodes: &[Facts], unreached: &[Vec<Option<String>>]) -> Vec<Finding> {
                 ),
             );
         }
-        if facts.clock_ahead.abs() > CLOCK_SECONDS {
-            find(false, format!("the clock of {node} differs by {:.0} s; run an NTP client there", facts.clock_ahead));
+        if report.clock_ahead.abs() > CLOCK_SECONDS {
+            find(false, format!("the clock of {node} differs by {:.0} s; run an NTP client there", report.clock_ahead));
         }
     }
     for package in ["python", "torch", "nccl"] {
-        let versions: BTreeSet<&String> = nodes.iter().filter_map(|facts| facts.versions.get(package)).collect();
+        let versions: BTreeSet<&String> = nodes.iter().filter_map(|report| report.versions.get(package)).collect();
         if versions.len() > 1 {
             let of: Vec<String> = nodes
                 .iter()
-                .filter_map(|facts| Some(format!("{} on {}", facts.versions.get(package)?, facts.node)))
+                .filter_map(|report| Some(format!("{} on {}", report.versions.get(package)?, report.node)))
                 .collect();
             find(
                 true,
@@ -160,11 +160,11 @@ fn judge(nodes: &[Facts], unreached: &[Vec<Option<String>>]) -> Vec<Finding> {
             find(true, format!("{} does not reach {} at {ip} ({interface}): {why}; {fix}", from.node, to.node));
         }
     }
-    findings
+    problems
 }
 
 /// What is wrong with ranks that share devices. `is_nccl`: it carries their tensors, and was not told to allow that.
-pub(crate) fn sharing(ranks: &[RankProgress], is_nccl: bool) -> Vec<Finding> {
+pub(crate) fn sharing(ranks: &[RankProgress], is_nccl: bool) -> Vec<Problem> {
     let mut of_devices: BTreeMap<(&str, u32), Vec<usize>> = BTreeMap::new();
     for (rank, at) in ranks.iter().enumerate() {
         for gpu in &at.gpus {
@@ -182,7 +182,7 @@ pub(crate) fn sharing(ranks: &[RankProgress], is_nccl: bool) -> Vec<Finding> {
                 ),
                 false => format!("{who}, and LOCAL_RANK is not its number there"),
             };
-            Finding { is_fatal: is_nccl, text }
+            Problem { is_fatal: is_nccl, text }
         })
         .collect()
 }
@@ -190,19 +190,19 @@ pub(crate) fn sharing(ranks: &[RankProgress], is_nccl: bool) -> Vec<Finding> {
 /// Asks the actors of some nodes, and has each try to reach each other.
 pub(crate) async fn examine(members: &[&RankHandle], python: &str) -> Result<Diagnosis, TrainError> {
     let mut nodes = Vec::new();
-    let asked: Vec<_> = members.iter().map(|member| (now(), member.facts(python.to_owned()))).collect();
+    let asked: Vec<_> = members.iter().map(|member| (now(), member.node_report(python.to_owned()))).collect();
     for (sent, asked) in asked {
-        let mut facts = asked.get().await?;
+        let mut report = asked.get().await?;
         // The answer was written between then and now.
         let (earliest, latest) = (sent, now());
-        facts.clock_ahead = (facts.clock_ahead - latest).max(0.0) + (facts.clock_ahead - earliest).min(0.0);
-        nodes.push(facts);
+        report.clock_ahead = (report.clock_ahead - latest).max(0.0) + (report.clock_ahead - earliest).min(0.0);
+        nodes.push(report);
     }
-    let listening: Vec<Option<SocketAddr>> = nodes.iter().map(|facts| facts.listens).collect();
+    let listening: Vec<Option<SocketAddr>> = nodes.iter().map(|report| report.listens).collect();
     let tried: Vec<_> = members.iter().map(|member| member.reach(listening.clone())).collect();
     let unreached = get_all(&tried).await?;
-    let findings = judge(&nodes, &unreached);
-    Ok(Diagnosis { nodes, findings })
+    let problems = judge(&nodes, &unreached);
+    Ok(Diagnosis { nodes, problems })
 }
 
 /// Examines every node of the session's cluster that takes new work: whether each reaches each other, their versions,
@@ -211,8 +211,8 @@ pub(crate) async fn examine(members: &[&RankHandle], python: &str) -> Result<Dia
 /// ```no_run
 /// # async fn run() -> Result<(), wingbeat_train::TrainError> {
 /// wingbeat::init().await?;
-/// for finding in wingbeat_train::doctor("python3").await?.findings {
-///     println!("{}", finding.text);
+/// for problem in wingbeat_train::doctor("python3").await?.problems {
+///     println!("{}", problem.text);
 /// }
 /// # Ok(())
 /// # }
@@ -234,25 +234,28 @@ pub async fn doctor(python: &str) -> Result<Diagnosis, TrainError> {
 mod tests {
     use super::*;
 
-    fn facts(node: &str, torch: &str) -> Facts {
+    fn node_report(node: &str, torch: &str) -> NodeReport {
         let versions = BTreeMap::from([("python".into(), "3.11".into()), ("torch".into(), torch.into())]);
         let ip = Some(IpAddr::from([10, 0, 0, 1]));
         let interface = Some("eth0".into());
-        Facts { node: node.into(), ip, interface, versions, shm_free: 1 << 30, ..Facts::default() }
+        NodeReport { node: node.into(), ip, interface, versions, shm_free: 1 << 30, ..NodeReport::default() }
     }
 
     #[test]
     fn what_is_right_is_not_mentioned() {
-        assert_eq!(judge(&[facts("a", "2.11"), facts("b", "2.11")], &[vec![None, None], vec![None, None]]), []);
+        assert_eq!(
+            judge(&[node_report("a", "2.11"), node_report("b", "2.11")], &[vec![None, None], vec![None, None]]),
+            []
+        );
     }
 
     #[test]
     fn what_is_wrong_is_named_with_its_node_and_how_to_mend_it() {
-        let mut b = Facts { shm_free: 1 << 20, clock_ahead: -60.0, ..facts("b", "2.10") };
+        let mut b = NodeReport { shm_free: 1 << 20, clock_ahead: -60.0, ..node_report("b", "2.10") };
         let unreached = [vec![None, Some("timed out".into())], vec![None, None]];
         let texts =
-            |findings: Vec<Finding>| findings.into_iter().map(|found| (found.is_fatal, found.text)).collect::<Vec<_>>();
-        let found = texts(judge(&[facts("a", "2.11"), b.clone()], &unreached));
+            |problems: Vec<Problem>| problems.into_iter().map(|found| (found.is_fatal, found.text)).collect::<Vec<_>>();
+        let found = texts(judge(&[node_report("a", "2.11"), b.clone()], &unreached));
         assert!(found[0].1.starts_with("/dev/shm of b has 1 MiB free") && !found[0].0);
         assert!(found[1].1.starts_with("the clock of b differs by -60 s"));
         assert_eq!(

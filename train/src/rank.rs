@@ -14,7 +14,7 @@ use crate::environment::{self, DeviceNames, Environment};
 use crate::interface;
 use crate::own_folder::OwnFolder;
 use crate::ports;
-use crate::preflight::{self, Facts};
+use crate::preflight::{self, NodeReport};
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Shard, Target};
 use crate::ras;
 use crate::shipping::{self, Shipment};
@@ -163,11 +163,11 @@ impl Rank {
     }
 
     /// What its node knows of itself.
-    pub(crate) fn facts(&self, python: String) -> Facts {
-        let (facts, listener) = preflight::facts(&python, own_ip());
+    pub(crate) fn node_report(&self, python: String) -> NodeReport {
+        let (report, listener) = preflight::node_report(&python, own_ip());
         // Others connect to it while this actor lives.
         let _ = self.listener.set(listener);
-        facts
+        report
     }
 
     /// Why other nodes cannot be reached from here; none of those that can.

@@ -23,7 +23,7 @@ use crate::scaling::Scaling;
 use crate::shipping::Shipment;
 use crate::shown::notice;
 use crate::stopper::Stopper;
-use crate::storage::{Checkpoint, Claim, Keep, Place, Storage};
+use crate::storage::{Checkpoint, CheckpointConfig, Claim, Place, Storage};
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
@@ -93,7 +93,7 @@ impl TorchTrainer {
             datasets: BTreeMap::new(),
             files: BTreeMap::new(),
             storage: None,
-            keep: Keep::default(),
+            keep: CheckpointConfig::default(),
             stopper: Stopper::new(),
             on_notice: Arc::new(notice),
             on_progress: Arc::new(|_| {}),
@@ -281,8 +281,8 @@ impl TorchTrainer {
     }
 
     /// Which checkpoints are kept; the two newest if nothing is said.
-    pub fn checkpoints(mut self, keep: Keep) -> Self {
-        self.plan.keep = keep;
+    pub fn checkpoints(mut self, config: CheckpointConfig) -> Self {
+        self.plan.keep = config;
         self
     }
 

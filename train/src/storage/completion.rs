@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 
-use super::{AT_ONCE, COMPLETE, Claim, Complete, Keep, Listing, Place, Result, name_of, numbered};
+use super::{AT_ONCE, COMPLETE, CheckpointConfig, Claim, Complete, Listing, Place, Result, name_of, numbered};
 
 impl Place {
     /// Begins a checkpoint: ranks may write into what is returned.
@@ -78,7 +78,7 @@ impl Claim {
     ///
     /// # Errors
     /// Some could not be removed; they are tried again with the next.
-    pub(crate) async fn remove_outdated(&self, keep: &Keep) -> Result<()> {
+    pub(crate) async fn remove_outdated(&self, keep: &CheckpointConfig) -> Result<()> {
         let storage = self.storage();
         self.check().await?;
         let all = storage.checkpoints().await?;

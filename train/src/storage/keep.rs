@@ -9,33 +9,33 @@ use super::Checkpoint;
 /// Which checkpoints are kept.
 ///
 /// ```
-/// use wingbeat_train::{Best, BestOrder, Keep};
-/// let keep = Keep::newest(1).best(Best::of("loss", BestOrder::Min).count(3));
+/// use wingbeat_train::{BestCheckpoints, ScoreOrder, CheckpointConfig};
+/// let keep = CheckpointConfig::newest(1).best(BestCheckpoints::of("loss", ScoreOrder::Min).count(3));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Keep {
+pub struct CheckpointConfig {
     /// The newest of them: one or more, since a run that is started again goes on from the newest.
     pub newest: usize,
     /// And the best by this metric.
-    pub best: Option<Best>,
+    pub best: Option<BestCheckpoints>,
 }
 
 /// What makes a checkpoint the best.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Best {
+pub struct BestCheckpoints {
     /// The metric.
     pub metric: String,
     /// Which values are better.
-    pub order: BestOrder,
+    pub order: ScoreOrder,
     /// How many of the best are kept: one or more.
     pub count: usize,
 }
 
 /// Which values of a metric are better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum BestOrder {
+pub enum ScoreOrder {
     /// The largest, as of an accuracy.
     #[default]
     Max,
@@ -43,35 +43,35 @@ pub enum BestOrder {
     Min,
 }
 
-impl Best {
+impl BestCheckpoints {
     /// The one best by this metric.
-    pub fn of(metric: &str, order: BestOrder) -> Best {
-        Best { metric: metric.to_owned(), order, count: 1 }
+    pub fn of(metric: &str, order: ScoreOrder) -> BestCheckpoints {
+        BestCheckpoints { metric: metric.to_owned(), order, count: 1 }
     }
 
     /// So many of the best: one or more.
     #[must_use]
-    pub fn count(mut self, count: usize) -> Best {
+    pub fn count(mut self, count: usize) -> BestCheckpoints {
         self.count = count;
         self
     }
 }
 
-impl Default for Keep {
+impl Default for CheckpointConfig {
     fn default() -> Self {
-        Keep { newest: 2, best: None }
+        CheckpointConfig { newest: 2, best: None }
     }
 }
 
-impl Keep {
+impl CheckpointConfig {
     /// So many of the newest: one or more.
-    pub fn newest(count: usize) -> Keep {
-        Keep { newest: count, best: None }
+    pub fn newest(count: usize) -> CheckpointConfig {
+        CheckpointConfig { newest: count, best: None }
     }
 
     /// And the best by a metric.
     #[must_use]
-    pub fn best(mut self, best: Best) -> Keep {
+    pub fn best(mut self, best: BestCheckpoints) -> CheckpointConfig {
         self.best = Some(best);
         self
     }
@@ -85,7 +85,7 @@ impl Keep {
             );
         }
         match &self.best {
-            Some(Best { metric, count: 0, .. }) => Err(format!(
+            Some(BestCheckpoints { metric, count: 0, .. }) => Err(format!(
                 "to keep 0 of the best checkpoints by `{metric}` keeps none of them: keep 1 or more, or name no metric"
             )),
             _ => Ok(()),
@@ -119,10 +119,10 @@ impl Keep {
 
     /// Those that have the metric, the best first; of equal ones the newest.
     fn ranked<'a>(&self, checkpoints: &'a [Checkpoint]) -> Vec<&'a Checkpoint> {
-        let Some(Best { metric, order, .. }) = self.best.as_ref() else { return Vec::new() };
+        let Some(BestCheckpoints { metric, order, .. }) = self.best.as_ref() else { return Vec::new() };
         let value = |checkpoint: &Checkpoint| {
             let value = checkpoint.metrics.get(metric).copied().filter(|value| !value.is_nan())?;
-            Some(if *order == BestOrder::Max { value } else { -value })
+            Some(if *order == ScoreOrder::Max { value } else { -value })
         };
         let mut ranked: Vec<(f64, &Checkpoint)> =
             checkpoints.iter().rev().filter_map(|checkpoint| Some((value(checkpoint)?, checkpoint))).collect();

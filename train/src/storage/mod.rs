@@ -29,7 +29,7 @@ mod place;
 mod probe;
 
 pub(crate) use claim::Claim;
-pub use keep::{Best, BestOrder, Keep};
+pub use keep::{BestCheckpoints, CheckpointConfig, ScoreOrder};
 pub(crate) use listing::Listing;
 pub(crate) use place::Place;
 

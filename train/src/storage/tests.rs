@@ -12,33 +12,36 @@ async fn claim(storage: &Storage) -> Claim {
 #[test]
 fn the_newest_and_the_best_are_kept() {
     let all = [checkpoint(1, 0.5), checkpoint(2, 0.1), checkpoint(3, f64::NAN), checkpoint(4, 0.7)];
-    let numbers = |keep: Keep| keep.outdated(&all).iter().map(|old| old.number).collect::<Vec<_>>();
-    assert_eq!(numbers(Keep { newest: 2, best: None }), [1, 2]);
-    assert_eq!(numbers(Keep { newest: 0, best: None }), [1, 2, 3], "one is always kept");
-    let best = |order| Best::of("loss", order);
-    assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Min)) }), [1, 3]);
-    assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Max)) }), [1, 2, 3]);
-    assert_eq!(numbers(Keep { newest: 1, best: Some(best(BestOrder::Min).count(2)) }), [3]);
-    let mistyped = Best::of("los", BestOrder::Min);
-    assert_eq!(numbers(Keep { newest: 1, best: Some(mistyped.count(3)) }), [1], "as many as asked for");
+    let numbers = |keep: CheckpointConfig| keep.outdated(&all).iter().map(|old| old.number).collect::<Vec<_>>();
+    assert_eq!(numbers(CheckpointConfig { newest: 2, best: None }), [1, 2]);
+    assert_eq!(numbers(CheckpointConfig { newest: 0, best: None }), [1, 2, 3], "one is always kept");
+    let best = |order| BestCheckpoints::of("loss", order);
+    assert_eq!(numbers(CheckpointConfig { newest: 1, best: Some(best(ScoreOrder::Min)) }), [1, 3]);
+    assert_eq!(numbers(CheckpointConfig { newest: 1, best: Some(best(ScoreOrder::Max)) }), [1, 2, 3]);
+    assert_eq!(numbers(CheckpointConfig { newest: 1, best: Some(best(ScoreOrder::Min).count(2)) }), [3]);
+    let mistyped = BestCheckpoints::of("los", ScoreOrder::Min);
+    assert_eq!(numbers(CheckpointConfig { newest: 1, best: Some(mistyped.count(3)) }), [1], "as many as asked for");
     let same = [checkpoint(1, 0.1), checkpoint(2, 0.1), checkpoint(3, 0.7)];
-    let keep = Keep { newest: 1, best: Some(best(BestOrder::Min)) };
+    let keep = CheckpointConfig { newest: 1, best: Some(best(ScoreOrder::Min)) };
     assert_eq!(keep.outdated(&same).iter().map(|old| old.number).collect::<Vec<_>>(), [1], "of equal ones the newest");
 }
 
 #[test]
 fn to_keep_none_is_refused_with_what_to_keep() {
-    let wrong = |keep: Keep| keep.check().unwrap_err();
-    assert!(wrong(Keep::newest(0)).contains("0 of the newest checkpoints"));
-    let best = Best::of("loss", BestOrder::Min);
-    assert!(wrong(Keep::newest(1).best(best.clone().count(0))).contains("0 of the best checkpoints by `loss`"));
-    assert_eq!(Keep::newest(1).best(best).check(), Ok(()));
+    let wrong = |keep: CheckpointConfig| keep.check().unwrap_err();
+    assert!(wrong(CheckpointConfig::newest(0)).contains("0 of the newest checkpoints"));
+    let best = BestCheckpoints::of("loss", ScoreOrder::Min);
+    assert!(
+        wrong(CheckpointConfig::newest(1).best(best.clone().count(0))).contains("0 of the best checkpoints by `loss`")
+    );
+    assert_eq!(CheckpointConfig::newest(1).best(best).check(), Ok(()));
 }
 
 #[test]
 fn a_metric_that_no_checkpoint_has_is_named_with_those_that_there_are() {
-    let missing =
-        |metric: &str, all: &[Checkpoint]| Keep::newest(1).best(Best::of(metric, BestOrder::Min)).missing_best(all);
+    let missing = |metric: &str, all: &[Checkpoint]| {
+        CheckpointConfig::newest(1).best(BestCheckpoints::of(metric, ScoreOrder::Min)).missing_best(all)
+    };
     let all = [checkpoint(1, 0.5), checkpoint(2, f64::NAN)];
     assert_eq!(
         missing("los", &all).unwrap(),
@@ -46,7 +49,7 @@ fn a_metric_that_no_checkpoint_has_is_named_with_those_that_there_are() {
     );
     assert!(missing("loss", &all[1..]).unwrap().contains("`loss` is NaN in every checkpoint"));
     assert_eq!((missing("loss", &all), missing("los", &[])), (None, None));
-    assert_eq!(Keep::newest(1).missing_best(&all), None, "nobody asked for the best");
+    assert_eq!(CheckpointConfig::newest(1).missing_best(&all), None, "nobody asked for the best");
     let bare = Checkpoint { metrics: BTreeMap::new(), ..checkpoint(1, 0.5) };
     assert!(missing("loss", &[bare]).unwrap().contains("no metrics were reported with them"));
 }
@@ -71,7 +74,7 @@ async fn what_is_not_complete_is_not_there() {
         storage.upload(number, files.path(), &listing).await.unwrap();
         let metrics = BTreeMap::from([("loss".to_owned(), f64::INFINITY)]);
         claim.complete(number, &metrics, listing.clone()).await.unwrap();
-        claim.remove_outdated(&Keep::default()).await.unwrap();
+        claim.remove_outdated(&CheckpointConfig::default()).await.unwrap();
     }
     let kept = storage.checkpoints().await.unwrap();
     assert_eq!(kept.iter().map(|kept| kept.number).collect::<Vec<_>>(), [2, 3]);
@@ -115,7 +118,7 @@ async fn what_links_lead_to_stays() {
         claim.begin(number).await.unwrap();
         std::os::unix::fs::symlink(others.path(), folder(number).join("linked")).unwrap();
         claim.complete(number, &BTreeMap::new(), Listing::default()).await.unwrap();
-        claim.remove_outdated(&Keep::default()).await.unwrap();
+        claim.remove_outdated(&CheckpointConfig::default()).await.unwrap();
         if number == 2 {
             // It is to be kept, elsewhere.
             let elsewhere = others.path().join("best");
@@ -135,7 +138,7 @@ async fn a_checkpoint_that_cannot_be_understood_is_passed_over_and_kept() {
     for number in 1..=2 {
         claim.begin(number).await.unwrap();
         claim.complete(number, &BTreeMap::new(), Listing::default()).await.unwrap();
-        claim.remove_outdated(&Keep::default()).await.unwrap();
+        claim.remove_outdated(&CheckpointConfig::default()).await.unwrap();
     }
     let damaged = dir.path().join(name_of(2)).join(COMPLETE);
     std::fs::write(&damaged, "").unwrap();
@@ -165,7 +168,7 @@ async fn what_others_have_put_there_stays() {
         let listing = Listing::of(file.path()).unwrap();
         storage.upload(number, file.path(), &listing).await.unwrap();
         claim.complete(number, &BTreeMap::new(), listing).await.unwrap();
-        claim.remove_outdated(&Keep { newest: 1, best: None }).await.unwrap();
+        claim.remove_outdated(&CheckpointConfig { newest: 1, best: None }).await.unwrap();
     }
     // A copy of a checkpoint from another storage: it can be read, and is nobody's to remove.
     let copied = dir.path().join("checkpoint_000502");
@@ -174,7 +177,7 @@ async fn what_others_have_put_there_stays() {
     assert_eq!(storage.checkpoints().await.unwrap().len(), 1);
     claim.begin(504).await.unwrap();
     claim.complete(504, &BTreeMap::new(), Listing::default()).await.unwrap();
-    claim.remove_outdated(&Keep { newest: 1, best: None }).await.unwrap();
+    claim.remove_outdated(&CheckpointConfig { newest: 1, best: None }).await.unwrap();
     let mut left: Vec<String> = std::fs::read_dir(dir.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
