@@ -196,7 +196,9 @@ class Launch:
 
     def wait_until_begun(self, process):
         begun = [self.work / f"begun-{rank}" for rank in range(self.case.ranks)]
+        limit = time.monotonic() + DEADLINE_SECONDS
         while not all(path.exists() for path in begun) and process.poll() is None:
+            assert time.monotonic() < limit, f"not all ranks of {self.case.name} have begun"
             time.sleep(0.01)
 
     def told(self):
@@ -206,7 +208,7 @@ class Launch:
 
     def survivors(self):
         """What lives on, by process id. What is about to end has a moment for it."""
-        limit = time.monotonic() + 2
+        limit = time.monotonic() + 10
         while (alive := self.survivors_now()) and time.monotonic() < limit:
             time.sleep(0.02)
         return alive

@@ -11,6 +11,8 @@ attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 print("attempt", attempt, flush=True)
 tell(**{name: os.environ[name] for name in names})
 if attempt == "0":
-    while os.environ["RANK"] == "0" or not os.path.exists(os.path.join(os.environ["TELL"], "told-0")):
-        time.sleep(0.01)  # rank 0 is ended here
+    other = os.path.join(os.environ["TELL"], "told-0")
+    # Rank 0 is ended here. Its file is there before its line is.
+    while os.environ["RANK"] == "0" or not (os.path.exists(other) and os.path.getsize(other)):
+        time.sleep(0.01)
     sys.exit(5)
