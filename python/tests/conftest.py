@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -24,6 +25,13 @@ DEADLINE_SECONDS = 300
 def _environment(**more):
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("WINGBEAT_", "PYTHON", "TORCHELASTIC"))}
     return {**inherited, "PYTHONPATH": str(PACKAGE), "WINGBEAT_CONTEXT": "none", **more}
+
+
+def free_port():
+    """A port for torchrun, which else takes 29500 as any other does on this machine."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ To try a script by hand: TELL=FOLDER wingbeat torchrun --cold python/tests/torch
 import json
 import os
 import re
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from beside_torchrun import PYTHON, Case, Launch
-from conftest import PACKAGE
+from conftest import PACKAGE, free_port
 
 RECORDING = Path(__file__).resolve().with_name("beside_torchrun.json")
 TABLE = PACKAGE.parent / "docs/torchrun.md"
@@ -179,12 +178,6 @@ def difference(theirs, ours):
     """What differs between two launches: by property, both values. None is for what is not there."""
     keys = [key for key in {**theirs, **ours} if key in ours or not key.startswith("left in")]
     return {key: (theirs.get(key), ours.get(key)) for key in keys if theirs.get(key) != ours.get(key)}
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+from conftest import free_port
+
 DUMP = """
     import json, os, sys
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID")
@@ -31,11 +33,11 @@ def test_variables_stand_for_flags_and_flags_win(run, write, cluster):
 
 def test_the_script_s_name_is_what_was_typed(run, write, cluster, tmp_path):
     write("dump.py", DUMP)
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--master-port"]
     env = {**cluster, "TMPDIR": str(tmp_path)}
     for typed in ("dump.py", "./dump.py", str(tmp_path / "dump.py")):
         ours = ranks(run("torchrun", typed, "a", "--b", env=env, cwd=tmp_path))
-        theirs = subprocess.run([*torchrun, typed, "a", "--b"], env=env, cwd=tmp_path, capture_output=True, check=True)
+        theirs = subprocess.run([*torchrun, str(free_port()), typed, "a", "--b"], env=env, cwd=tmp_path, capture_output=True, check=True)
         assert ours[0]["argv"] == json.loads(theirs.stdout)["argv"]
 
 
@@ -60,7 +62,7 @@ def test_lines_with_one_of_some_texts_are_written_once_more_as_by_torchrun(run, 
     ]
     env = {**cluster, "TMPDIR": str(tmp_path)}
     run("torchrun", *flags, "--log-dir", "ours", script, env=env, cwd=tmp_path)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *flags, "--log-dir", "theirs", script]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port()), *flags, "--log-dir", "theirs", script]
     subprocess.run(torchrun, env=env, cwd=tmp_path, capture_output=True, check=True)
     written = [
         {file.name: file.read_text() for file in tmp_path.glob(f"{logs}/*/attempt_0/filtered_*.log")} for logs in ("ours", "theirs")

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from conftest import free_port
 
 DUMP = textwrap.dedent("""
     import json, os, sys
@@ -22,12 +23,12 @@ DIFFER = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC
 
 def test_the_environment_is_torchrun_s(run, write, environment, tmp_path):
     script = write("dump.py", DUMP)
-    torchrun = [Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2", "--rdzv-id", "job"]
-    options = ["--max-restarts", "3", "--role", "trainer"]
+    torchrun = [Path(sys.executable).parent / "torchrun", "--master-port", str(free_port())]
+    options = ["--nproc-per-node", "2", "--rdzv-id", "job", "--max-restarts", "3", "--role", "trainer"]
     # It leaves a folder for logs behind.
     theirs = {**environment, "TMPDIR": str(tmp_path)}
     subprocess.run([*torchrun, *options, script, "theirs"], env=theirs, cwd=tmp_path, check=True)
-    run("torchrun", *torchrun[1:], *options, script, "ours", env=environment, cwd=tmp_path)
+    run("torchrun", *options, script, "ours", env=environment, cwd=tmp_path)
     for rank in (0, 1):
         theirs, ours = (json.loads((tmp_path / f"{who}-{rank}.json").read_text()) for who in ("theirs", "ours"))
         assert ours.pop("NODE_RANK") == "0"
