@@ -393,7 +393,7 @@ def test_ctrl_c_ends_the_ranks_of_all_trials(cluster, write):
     program = write(
         "program.py",
         """
-        import signal
+        import time
         import pyarrow as pa
         from wingbeat.ml import _shards
         from wingbeat.ml.base import Estimator
@@ -402,7 +402,8 @@ def test_ctrl_c_ends_the_ranks_of_all_trials(cluster, write):
 
         def wait():
             print("waits", flush=True)
-            signal.pause()
+            while True:  # a signal just before `pause` would be missed
+                time.sleep(0.01)
 
         class Waits(Estimator):
             def _fit(self, source):

@@ -78,7 +78,8 @@ def test_a_hang_is_seen_and_the_rank_that_lags_is_named(run, write, cluster, opt
             import os, signal
             from wingbeat import train
             def load_batch():
-                signal.pause()
+                while True:  # a signal that asks where it is ends `pause`
+                    signal.pause()
             if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
                 load_batch()
             train.report({"x": 1})
@@ -243,14 +244,14 @@ def test_a_run_that_is_stopped_lets_scripts_save(write, binary, cluster, tmp_pat
     script = write(
         "saves.py",
         textwrap.dedent("""
-            import signal, sys
+            import signal, sys, time
             def save(*_):
                 open("saved", "w").close()
                 sys.exit(0)
             signal.signal(signal.SIGTERM, save)
             print("ready", flush=True)
-            while True:
-                signal.pause()
+            while True:  # a signal just before `pause` would be missed
+                time.sleep(0.01)
         """),
     )
     run = subprocess.Popen([binary, "train", script], env=cluster, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -492,7 +493,7 @@ def stopped(binary, cluster, script, *options, cwd):
 
 def test_what_is_reported_in_the_grace_is_stored_and_answered(binary, write, cluster, tmp_path):
     script = write("grace.py", """
-        import os, pathlib, signal, sys
+        import os, pathlib, signal, sys, time
         from wingbeat import train
         def save(*_):
             last = pathlib.Path("last")
@@ -510,7 +511,7 @@ def test_what_is_reported_in_the_grace_is_stored_and_answered(binary, write, clu
         train.report({"step": 1}, checkpoint=large, wait=False)
         os.write(1, b"begun\\n")
         while True:
-            signal.pause()
+            time.sleep(0.01)
     """)
     code, out = stopped(binary, cluster, script, "--storage", "stored", "--keep", "9", cwd=tmp_path)
     assert (code, out) == (128 + 15, "saved\n")
@@ -615,7 +616,7 @@ def test_nodes_that_share_a_disk_have_folders_of_their_own(run, own_cluster, tmp
 
 def test_a_signal_s_handler_reports_in_the_middle_of_a_report(binary, write, cluster, tmp_path):
     script = write("nested.py", """
-        import os, pathlib, signal, threading
+        import os, pathlib, signal, threading, time
         from wingbeat import train
         rank = os.environ["RANK"]
         def report(name, step):
@@ -642,7 +643,7 @@ def test_a_signal_s_handler_reports_in_the_middle_of_a_report(binary, write, clu
         else:
             open("ready", "x").close()
             while True:
-                signal.pause()
+                time.sleep(0.01)
     """)
     code, out = stopped(binary, cluster, script, "-n", "2", "--storage", "stored", "--keep", "9", cwd=tmp_path)
     assert (code, out) == (128 + 15, "saved\nsaved\n")
@@ -716,7 +717,7 @@ def test_a_storage_that_does_not_answer_keeps_nobody_from_stopping(binary, write
     (tmp_path / "stored").mkdir()
     os.mkfifo(tmp_path / "stored" / "metrics.jsonl")  # whoever opens it waits
     script = write("waits.py", """
-        import os, signal
+        import os, signal, time
         from wingbeat import train
         def save(*_):
             os.write(1, b"saved\\n")
@@ -725,7 +726,7 @@ def test_a_storage_that_does_not_answer_keeps_nobody_from_stopping(binary, write
         train.report({"step": 1})
         os.write(1, b"begun\\n")
         while True:
-            signal.pause()
+            time.sleep(0.01)
     """)
     process = subprocess.Popen(
         [binary, "train", "--unprefixed", "--storage", "stored", script],
@@ -811,7 +812,7 @@ def test_all_that_is_reported_while_a_checkpoint_is_stored_is_stored(run, write,
 
 def test_what_was_reported_in_the_grace_and_is_not_stored_is_said(binary, write, cluster, tmp_path):
     script = write("unstored.py", """
-        import os, signal
+        import os, signal, time
         from wingbeat import train
         def save(*_):
             os.mkdir("last")
@@ -821,7 +822,7 @@ def test_what_was_reported_in_the_grace_and_is_not_stored_is_said(binary, write,
         signal.signal(signal.SIGTERM, save)
         os.write(1, b"begun\\n")
         while True:
-            signal.pause()
+            time.sleep(0.01)
     """)
     process = subprocess.Popen(
         [binary, "train", "--unprefixed", "--storage", "stored", script],

@@ -187,7 +187,8 @@ def test_a_hang_in_the_loop_names_the_rank_that_lags(program, write, tmp_path):
         from wingbeat import train
 
         def load_batch():
-            signal.pause()
+            while True:  # a signal that asks where it is ends `pause`
+                signal.pause()
 
         def loop():
             if train.get_context().get_world_rank() == 1 and train.get_context().restart_count == 0:

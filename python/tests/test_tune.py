@@ -678,15 +678,16 @@ def test_metrics_of_trials_in_an_object_store_could_not_be_read_in_time(fit):
 
 
 PROGRAM = """
-    import os, signal, sys
+    import os, sys, time
     from pathlib import Path
     from wingbeat import tune
 
     def waits(config):
         here = Path(os.environ["TUNE_ORIG_WORKING_DIR"])
-        (here / f"rank-{config['x']}").write_text(str(os.getpid()))
         try:
-            signal.pause()
+            (here / f"rank-{config['x']}").write_text(str(os.getpid()))
+            while True:  # a signal just before `pause` would be missed
+                time.sleep(0.01)
         finally:
             (here / f"saved-{config['x']}").touch()
 
