@@ -704,9 +704,11 @@ PROGRAM = """
 def descendants(pid):
     """All processes that a process has started, and those that these have."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *descendants(child)]
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # or one of its threads
+                for child in (task / "children").read_text().split():
+                    found += [int(child), *descendants(child)]
     return found
 
 
@@ -813,9 +815,12 @@ def test_whatever_kills_the_program_its_cluster_and_trials_end(waiting):
 @pytest.mark.parametrize("daemon", ["head", "worker"])
 def test_if_the_head_or_the_node_of_a_fit_dies_it_says_so(waiting, daemon):
     process, all_of_it = waiting
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in all_of_it}
-    (pid,) = [pid for pid, command in commands.items() if command[1:2] == [daemon.encode()] and os.stat(f"/proc/{pid}")
-              and int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) == process.pid]
+    commands, parents = {}, {}
+    for pid in all_of_it:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    (pid,) = [pid for pid, parent in parents.items() if parent == process.pid and commands[pid][1:2] == [daemon.encode()]]
     os.kill(pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 1 and f"ClusterLostError: `wingbeat {daemon}`, which this fit had started, was killed by signal 9" in errors
