@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from conftest import DEADLINE_SECONDS
@@ -570,7 +569,9 @@ def test_of_two_processes_of_a_rank_that_report_one_is_told_why_not(run, write, 
     run("train", "-n", "2", "--unprefixed", script, env=cluster, cwd=script.parent)
 
 
-def test_the_next_attempt_finds_what_the_last_has_written_into_the_shipped_folder(run, write, cluster, tmp_path):
+def test_the_next_attempt_finds_what_the_last_has_written_into_the_shipped_folder(run, write, own_cluster, tmp_path):
+    own_cluster.env["HOME"] = str(tmp_path / "home")
+    own_cluster.worker(cpus=1)
     code = tmp_path / "code"
     code.mkdir()
     (code / "snapshots.py").write_text(textwrap.dedent("""
@@ -579,10 +580,9 @@ def test_the_next_attempt_finds_what_the_last_has_written_into_the_shipped_folde
         open("snapshot.pt", "a").close()
         assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
     """))
-    done = run("train", "--unprefixed", "--max-failures", "1", "--working-dir", code, "snapshots.py", env=cluster)
+    done = run("train", "--unprefixed", "--max-failures", "1", "--working-dir", code, "snapshots.py", env=own_cluster.env)
     assert done.stdout.split() == ["found", "False", "found", "True"]
-    cache = [path for path in (Path.home() / ".cache" / "wingbeat").glob("run-*")] if "XDG_CACHE_HOME" not in cluster else []
-    assert cache == [], "nothing of it is left"
+    assert list((tmp_path / "home" / ".cache" / "wingbeat").glob("run-*")) == [], "nothing of it is left"
 
 
 def test_metrics_lie_beside_checkpoints_of_no_named_storage(run, write, cluster, tmp_path):
