@@ -120,7 +120,9 @@ def test_a_rank_that_takes_all_memory_ends_and_no_other_that_was_forked_beside_i
     assert "memory ran out" in done.stderr and "_warm.py" not in done.stderr, done.stderr
     # Each process of a rank, its keeper included, counts as the rank's.
     used = re.findall(r"which wingbeat_train::(\S+) has started", done.stderr)
-    assert sorted(used) == ["rank::Rank"] * 4 + ["warm::WarmPython"], done.stderr
+    assert used.count("rank::Rank") == 4, done.stderr
+    # The warm Python may be trying in a child what it will import for the next ranks.
+    assert [one for one in used if one != "rank::Rank"] in (["warm::WarmPython"], ["warm::WarmPython"] * 2), done.stderr
     beside.stdin.close()
     assert beside.wait(DEADLINE_SECONDS) == 0, beside.stdout.read()
     beside.stdout.close()
