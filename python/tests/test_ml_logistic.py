@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import DEADLINE_SECONDS
 
 from wingbeat.ml import (
     EmptyDataset,
@@ -158,7 +159,7 @@ def test_each_thread_keeps_its_number_of_torch_s_threads():
 
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
-    here, there, found = _threads.few(1), threading.Barrier(2, timeout=60), []
+    here, there, found = _threads.few(1), threading.Barrier(2, timeout=DEADLINE_SECONDS), []
 
     def other():
         with _threads.few(1):

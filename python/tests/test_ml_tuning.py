@@ -190,7 +190,7 @@ class Remembers(Estimator):
     together = threading.Barrier(1)
 
     def _fit(self, source):
-        self.together.wait(60)
+        self.together.wait(DEADLINE_SECONDS)
         rows = source.table(["id"])["id"].to_pylist()
         if self.getOrDefault(self.fails):
             raise ArithmeticError("as it was told")

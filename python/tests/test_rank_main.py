@@ -7,15 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from conftest import DEADLINE_SECONDS, PACKAGE
 
-PACKAGE = Path(__file__).resolve().parents[1]
 FILE = PACKAGE / "wingbeat" / "_rank_main.py"
 PYTHON = [sys.executable]
-# Only a hang reaches it: every wait below is for an event.
-DEADLINE_SECONDS = 60
 STARTS = {
     "module": [*PYTHON, "-m", "wingbeat._rank_main"],
     "file": [*PYTHON, str(FILE)],

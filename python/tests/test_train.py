@@ -217,6 +217,7 @@ def test_a_run_whose_nccl_goes_on_does_not_hang_however_quiet_it_is(run, write, 
             # The port that NCCL would listen on: three times it has done more, and then no more.
             host, port = os.environ["NCCL_RAS_ADDR"].split(":")
             server = socket.create_server((host, int(port)))
+            print("listens", flush=True)  # from here on it is quiet
             for count in (1, 2, 3, 3):
                 client, _ = server.accept()
                 lines = client.makefile("r")
@@ -231,7 +232,7 @@ def test_a_run_whose_nccl_goes_on_does_not_hang_however_quiet_it_is(run, write, 
             server.accept()
         """),
     )
-    options = ("--backend", "nccl", "--hang-timeout", "1s", "--restart-on-hang", "--max-failures", "1")
+    options = ("--backend", "nccl", "--hang-timeout", "2s", "--restart-on-hang", "--max-failures", "1")
     done = run("train", *options, script, env=cluster)
     assert done.stderr.count("no rank has printed or reported anything") == 1
     assert "group of 1: rank 0 began 3 AllReduce" in done.stderr
@@ -303,7 +304,7 @@ def test_one_run_at_a_time_uses_a_storage_and_leaves_there_what_others_made(run,
     for folder in ("checkpoint_0", "checkpoint_000000", "checkpoint_500"):
         (tmp_path / "store" / folder).mkdir(parents=True)
         (tmp_path / "store" / folder / "model.pt").write_text("precious")
-    env = {**cluster, "WINGBEAT_STORAGE_STALE_MS": "1000"}
+    env = {**cluster, "WINGBEAT_STORAGE_STALE_MS": "6000"}
     end = tmp_path / "end"
     script = write(
         "waits.py",
@@ -525,8 +526,8 @@ def test_a_report_that_a_signal_has_interrupted_is_answered_to_nobody(run, write
         from wingbeat import train
         if os.environ["RANK"] == "0":
             signal.signal(signal.SIGALRM, lambda *_: exec("raise KeyboardInterrupt"))
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
                 train.report({"step": 1})
             except KeyboardInterrupt:
                 pathlib.Path("final").mkdir()

@@ -1039,7 +1039,7 @@ def test_commands_of_a_killed_program_are_waited_for_together_and_as_long_as_the
 
     from wingbeat.tune import _trial
 
-    monkeypatch.setattr(_trial, "_LEAVE_S", 0.5)
+    monkeypatch.setattr(_trial, "_LEAVE_S", 2)
     monkeypatch.setattr(_trial, "_TELL_S", 0)
     command = subprocess.Popen(["sleep", str(DEADLINE_SECONDS)])
     folders = [tmp_path / f"trial_{number:05}" for number in range(8)]
@@ -1055,7 +1055,7 @@ def test_commands_of_a_killed_program_are_waited_for_together_and_as_long_as_the
     ended = threading.Event()
 
     def go_on():
-        for said in range(12):  # for longer than one that says nothing
+        for said in range(30):  # for longer than one that says nothing
             say(folders[6], said, **here)
             time.sleep(0.1)
         ended.set()
