@@ -19,8 +19,9 @@ from typing import IO, TextIO
 
 from wingbeat import _interrupts
 
-# Of two signals within a second the command may take the second for the first, which has come twice.
-_APART_S = 1.1
+# Of two signals within a second the command may take the second for the first, which has come twice. It counts from when it has
+# heard the first, which on a loaded machine is later than it was sent.
+_APART_S = 1.5
 
 # The exit code of a command that has ended well, of whose output some could not be written, as on a full disk.
 OUTPUT_IS_MISSING = 74
