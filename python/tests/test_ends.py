@@ -408,7 +408,7 @@ def test_nothing_of_a_run_stays_where_an_attempt_was(binary, run, write, own_clu
         "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.01)\nif 'fails' in sys.argv and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    sys.exit(7)\n")
     go = tmp_path / "go"
     running = Running(
-        [binary, "train", "--grace", "1s", "--max-failures", "1", "--working-dir", folder, "script.py", "--", go, how], own_cluster.env
+        [binary, "train", "--grace", "3s", "--max-failures", "1", "--working-dir", folder, "script.py", "--", go, how], own_cluster.env
     )
     running.until("begun")
     copies = tmp_path / "home" / ".cache" / "wingbeat"
