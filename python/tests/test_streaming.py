@@ -710,6 +710,49 @@ def test_memory_is_used_again_once_no_array_over_it_is_left():
     assert again[0].ctypes.data == place and memory.columns(0, like)[0].shape == (0, 3)
 
 
+@pytest.mark.parametrize("lanes, window, ranks, size", [(1, 7, 1, 5), (3, 30, 2, 64), (8, 100, 3, 1000), (2, 1, 4, 1), (8, 13, 1, 300)])
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_shuffled_rows_of_all_shapes_have_their_own_values(tmp_path, kind, lanes, window, ranks, size):
+    for number, (begin, end, group) in enumerate([(0, 400, 50), (400, 407, 3), (407, 800, 400)]):
+        ids = np.arange(begin, end)
+        half = pa.array(ids * 0.5, mask=ids % 97 == 50)
+        table = pa.table({"id": ids, "half": half, "text": ids.astype(str), "small": ids.astype(np.int16)})
+        if kind == "parquet":
+            pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=group)
+        else:
+            with pa.ipc.new_file(tmp_path / f"{number}.arrow", table.schema) as out:
+                out.write_table(table, max_chunksize=group)
+    dataset = dataclasses.replace(read_files(tmp_path, lanes=lanes, window_rows=window), piece_rows=100)
+    seen = []
+    for shard in shards(dataset, ranks):
+        for batch in shard.iter_batches(batch_size=size, shuffle_seed=1):
+            ids = batch["id"]
+            assert list(batch) == ["id", "half", "text", "small"] and batch["text"].tolist() == ids.astype(str).tolist()
+            assert batch["small"].dtype == np.int16 and batch["small"].tolist() == ids.tolist()
+            np.testing.assert_array_equal(batch["half"], np.where(ids % 97 == 50, np.nan, ids * 0.5))
+            seen += ids.tolist()
+    assert sorted(seen) == list(range(800))
+
+
+def test_an_epoch_uses_the_memory_of_the_one_before_which_is_gone_with_the_last_shard(tmp_path):
+    from wingbeat.train._gather import Spare
+
+    pq.write_table(pa.table({"id": np.arange(10_000)}), tmp_path / "rows.parquet", row_group_size=1000)
+    shard, other = shards(read_files(tmp_path, window_rows=500), 2)
+    spare = Spare.of_process()
+    places = []
+    for one in (shard, shard, other):
+        assert sum(len(batch["id"]) for batch in one.iter_batches(shuffle_seed=1)) == 5000
+        memory = spare.take(1)
+        places.append(memory.ctypes.data)
+        spare.give_back(memory)
+    assert len(set(places)) == 1
+    kept = weakref.ref(memory)
+    del memory, spare, one, shard, other
+    gc.collect()
+    assert kept() is None
+
+
 @pytest.mark.parametrize("is_left", [False, True])
 def test_rows_that_are_kept_keep_no_memory_that_waits_to_be_used_again(tmp_path, monkeypatch, is_left):
     from wingbeat.train import _gather

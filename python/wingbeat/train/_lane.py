@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wingbeat._files._contents import PARQUET, DataFile
 from wingbeat._files._reading import OpenFiles, Piece, pieces_of
 from wingbeat.train._dataset_errors import of_train
-from wingbeat.train._gather import Memory, Pick, Window, like_of, view
+from wingbeat.train._gather import Memory, Pick, Slots, Spare, Window, like_of, view
 
 if TYPE_CHECKING:
     import pyarrow
@@ -31,7 +31,7 @@ class Lane:
         offset: The first row that will be asked for. Units before it are not read.
         files: What opens the files, for `reader` alone.
         reader: What reads, one piece after the other.
-        memory: Where rows are put in another order.
+        memory: Where windows are put: what `slots_of` returns if rows are shuffled.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Lane:
         offset: int,
         files: OpenFiles,
         reader: Executor,
-        memory: Memory,
+        memory: Memory | Slots,
     ) -> None:
         self._order, self._lane, self._reader = order, lane, reader
         # Rows of a window that is shuffled may be anywhere in it.
@@ -126,9 +126,29 @@ class _Orders:
         return self._order.shuffled(self._lane, number, length) if drawn is None else drawn
 
 
+def slots_of(dataset: FileDataset, order: Order, together: int, spare: Spare) -> Slots:
+    """Memory for as many shuffled windows as there are at a time.
+
+    Args:
+        dataset: The dataset.
+        order: Its global order.
+        together: How many consecutive positions of the global order are put together.
+        spare: Where memory is from.
+    """
+    rows = min(order.window, max(order.lane_rows))
+    piece = max(order.unit_rows)
+    if all(file.kind == PARQUET for file in dataset.files):
+        piece = min(piece, max(dataset.piece_rows, dataset.window_rows))
+    # Of each lane, those of a piece in use and of one that is read, with one at each of their ends that is in others as well;
+    # and what is put together, of which each lane may begin and end within a window.
+    count = len(order.lanes) * (2 * (-(-piece // order.window) + 2) + 2) + -(-together // order.window)
+    in_all = sum(-(-rows // order.window) + 1 for rows in order.lane_rows)
+    return Slots(rows, min(count, in_all), [like_of(field.type) for field in dataset.schema], spare)
+
+
 # Functions, and not methods of the lane: a generator that knew it would keep its rows until the next garbage collection.
 def _windows_of(
-    dataset: FileDataset, order: Order, lane: int, begin: int, files: OpenFiles, memory: Memory, orders: _Orders
+    dataset: FileDataset, order: Order, lane: int, begin: int, files: OpenFiles, memory: Memory | Slots, orders: _Orders
 ) -> Iterator[list[Window]]:
     """The windows of a lane from some row on, as many at a time as are whole after a piece was read."""
     schema = dataset.schema
@@ -144,14 +164,16 @@ def _windows_of(
         while order.seed is not None and (not left or left[-1].end < end):
             number, first, last = order.window_at(lane, left[-1].end if left else begin)
             left.append(Window(first, last, schema, movable, orders.of(number, last - first), memory))
+        # Which rows of the piece each window has, and which of its rows the first of them is.
+        parts = [(one, max(begin - one.begin, 0), slice(max(one.begin - begin, 0), min(one.end, end) - begin)) for one in left]
         for table in piece.tables:
             nbytes, column, rows = 0, None, None  # none of a table without columns, which stands for its rows
             for name, column in zip(table.column_names, table.columns):
                 number = numbers[name]
                 is_moved = left[0].columns[number] is not None
                 rows = view(column, movable[number]) if is_moved else column
-                for window in left:
-                    window.add(number, rows[max(window.begin, begin) - begin : min(window.end, end) - begin])
+                for window, at, there in parts:
+                    window.add(number, at, rows[there])
                 nbytes += 0 if is_moved else column.nbytes
             if file.kind == PARQUET and nbytes:
                 files.has_read(nbytes)
@@ -159,6 +181,7 @@ def _windows_of(
         begin = end
         whole = [window for window in left if window.end <= end]
         left = [window for window in left if window.end > end]
+        parts.clear()
         del window
         if whole:
             yield whole

@@ -17,8 +17,8 @@ from wingbeat.train import _formats
 from wingbeat.train._ahead import ahead
 from wingbeat.train._context import get_context
 from wingbeat.train._dataset_errors import TooFewRowsError
-from wingbeat.train._gather import Memory, Pick, gathered
-from wingbeat.train._lane import Lane
+from wingbeat.train._gather import Memory, Pick, Rows, Slots, Spare, gathered
+from wingbeat.train._lane import Lane, slots_of
 from wingbeat.train._order import Order
 from wingbeat.train._source import FileDataset
 from wingbeat.train._unsupported import refuse
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pyarrow
     import torch
 
-    # What makes of a table what cuts batches from it, by their beginning and number of rows.
-    Cutter = Callable[[pyarrow.Table], Callable[[int, int], Any]]
+    # What makes of rows what cuts batches from them, by their beginning and number of rows.
+    Cutter = Callable[[Rows], Callable[[int, int], Any]]
 
 # Rows that are put together at a time, at most, for as many batches as they make.
 _BLOCK_ROWS = 1 << 18
@@ -62,6 +62,7 @@ class StreamingShard:
         self._ranks = context.world_size if ranks is None else ranks
         self._state: dict[str, Any] = {"epoch": 0, "rows": 0}
         self._has_begun = False
+        self._spare = Spare.of_process()
         # Of the iteration that is going on. In its last batch, the state is already that of the next.
         self._epoch: int | None = None
 
@@ -302,7 +303,7 @@ class StreamingShard:
         if order.seed is None and len(order.lanes) == self._ranks == 1:
             windows = _WINDOWS_IN_ORDER
         in_a_block = max(1, min(_BLOCK_ROWS, windows * self.dataset.window_rows) // steps.batch_size)
-        source = _blocks(self.dataset, order, steps, in_a_block, cutter)
+        source = _blocks(self.dataset, order, steps, in_a_block, cutter, self._spare)
         step = 0
         with contextlib.closing(ahead(source, -(-prefetch_batches // in_a_block))) as blocks:
             for cut, sizes in blocks:
@@ -362,12 +363,14 @@ class _Steps:
 
 
 def _blocks(
-    dataset: FileDataset, order: Order, steps: _Steps, in_a_block: int, cutter: Cutter
+    dataset: FileDataset, order: Order, steps: _Steps, in_a_block: int, cutter: Cutter, spare: Spare
 ) -> Generator[tuple[Callable[[int, int], Any], list[int]], None, None]:
     """This rank's rows, for some batches at a time: what cuts batches of them, and how large these are."""
     lanes: dict[int, Lane] = {}
     done = 0
     files, memory = OpenFiles(dataset.filesystem), Memory(dataset.lane_bytes * len(order.lanes))
+    together = min(in_a_block * steps.batch_size * steps.ranks, order.rows)
+    windows = memory if order.seed is None else slots_of(dataset, order, together, spare)
     reader = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-reader")
     try:
         for first in range(0, len(steps), in_a_block):
@@ -376,7 +379,7 @@ def _blocks(
             picks: list[Pick] = []
             for stretch in order.stretches(steps.begin + steps.rank + done * steps.ranks, count, steps.ranks):
                 if stretch.lane not in lanes:
-                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, files, reader, memory)
+                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, files, reader, windows)
                 picks += lanes[stretch.lane].take(stretch)
             cut = cutter(gathered(picks, count, memory))
             del picks  # which hold windows
@@ -386,23 +389,42 @@ def _blocks(
     finally:
         reader.shutdown(wait=True, cancel_futures=True)
         memory.close()
+        if isinstance(windows, Slots):
+            windows.close()
 
 
-def _tables_cutter(made: Callable[[pyarrow.Table], Any], table: pyarrow.Table) -> Callable[[int, int], Any]:
-    return lambda begin, count: made(table.slice(begin, count))
+def _tables_cutter(made: Callable[[pyarrow.Table], Any], rows: Rows) -> Callable[[int, int], Any]:
+    return lambda begin, count: made(rows.table.slice(begin, count))
 
 
-def _rows_cutter(table: pyarrow.Table) -> Callable[[int, int], list[dict[str, Any]]]:
+def _rows_cutter(rows: Rows) -> Callable[[int, int], list[dict[str, Any]]]:
     """What cuts rows, one after the other."""
-    rows = (row for batch in table.to_batches(max_chunksize=_LIST_ROWS) for row in batch.to_pylist())
-    return lambda begin, count: list(itertools.islice(rows, count))
+    each = (row for batch in rows.table.to_batches(max_chunksize=_LIST_ROWS) for row in batch.to_pylist())
+    return lambda begin, count: list(itertools.islice(each, count))
 
 
-def _arrays_cutter(with_nulls: Collection[str], table: pyarrow.Table) -> Callable[[int, int], dict[str, Any]]:
-    """What cuts batches of arrays, one after the other. Arrays are made once for all batches in a piece that lies together. To
-    put pieces together first would copy them."""
+def _arrays_cutter(with_nulls: Collection[str], rows: Rows) -> Callable[[int, int], dict[str, Any]]:
+    """What cuts batches of arrays, one after the other."""
+    names = rows.schema.names
+    numbers, table = rows.split(with_nulls)
     nested = [name for name in table.column_names if _formats.is_nested(table.schema.field(name).type)]
-    apart, flat = table.select(nested), table.drop_columns(nested)
+    apart, flat = table.select(nested), _flat_cutter(with_nulls, table.drop_columns(nested))
+
+    def cut(begin: int, count: int) -> dict[str, Any]:
+        made = {name: array[begin : begin + count] for name, array in numbers.items()}
+        if len(made) == len(names):
+            return made
+        made.update(flat(begin, count))
+        if nested:
+            made.update(_formats.arrays(apart.slice(begin, count), is_own=True))
+        return {name: made[name] for name in names}
+
+    return cut
+
+
+def _flat_cutter(with_nulls: Collection[str], flat: pyarrow.Table) -> Callable[[int, int], dict[str, Any]]:
+    """What cuts batches of arrays, one after the other, without lists. Arrays are made once for all batches in a piece that lies
+    together. To put pieces together first would copy them."""
     parts = _parts(flat)
     ends = list(itertools.accumulate(part.num_rows for part in parts))
     made: deque[tuple[int, int, dict[str, Any]]] = deque()  # the parts in use: where they begin and end, and their arrays
@@ -417,13 +439,8 @@ def _arrays_cutter(with_nulls: Collection[str], table: pyarrow.Table) -> Callabl
             made.popleft()
         if len(made) == 1:
             first, _, whole = made[0]
-            cut = {name: array[begin - first : end - first] for name, array in whole.items()}
-        else:
-            cut = {name: _joined(name, made, begin, end) for name in flat.column_names}
-        if not nested:
-            return cut
-        lists = _formats.arrays(apart.slice(begin, count), is_own=True)
-        return {name: lists[name] if name in lists else cut[name] for name in table.column_names}
+            return {name: array[begin - first : end - first] for name, array in whole.items()}
+        return {name: _joined(name, made, begin, end) for name in flat.column_names}
 
     return cut
 
