@@ -83,9 +83,12 @@ pub(crate) struct WorkerArgs {
     /// CPUs to offer; all if nothing is said.
     #[arg(long, value_parser = sizes::count)]
     num_cpus: Option<u32>,
-    /// Number of GPUs to offer (default: all). More than the machine has are pretended, for tests of programs.
+    /// Number of GPUs to offer (default: all that the machine has).
     #[arg(long, value_parser = sizes::count)]
     num_gpus: Option<u32>,
+    /// Number of GPUs to offer, for tests of programs: those that the machine does not have are pretended.
+    #[arg(long, value_parser = sizes::count, conflicts_with = "num_gpus")]
+    pretend_gpus: Option<u32>,
     /// Pretended memory of each GPU, such as 16GiB, for tests of programs.
     #[arg(long, value_parser = sizes::some_bytes)]
     gpu_memory: Option<u64>,
@@ -128,7 +131,7 @@ impl WorkerArgs {
         if let Some(key) = sizes::given_twice(&self.labels) {
             bail!("--label {key} is given twice; a node has one value of each label");
         }
-        let has_gpus = self.num_gpus.is_none_or(|count| count > 0);
+        let has_gpus = self.pretend_gpus.or(self.num_gpus).is_none_or(|count| count > 0);
         if self.num_cpus == Some(0) && !has_gpus && self.resources.is_empty() {
             bail!("this node would offer nothing: give --num-cpus, --num-gpus or a --resource of which there is some");
         }
@@ -290,6 +293,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     let offer = Offer {
         num_cpus: args.num_cpus,
         num_gpus: args.num_gpus,
+        pretend_gpus: args.pretend_gpus,
         gpu_memory: args.gpu_memory,
         resources: args.resources.into_iter().collect(),
         labels: args.labels.into_iter().collect(),

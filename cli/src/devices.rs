@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use comfy_table::{Table, presets};
-use wingbeat_worker::gpus::Gpus;
+use wingbeat_worker::gpus::{Gpus, Offered};
 
 use crate::say::say;
 use crate::sizes;
@@ -17,7 +17,7 @@ pub(crate) struct DevicesArgs {
 }
 
 pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
-    let gpus = Gpus::find(None);
+    let gpus = Gpus::find(Offered::All)?;
     if args.json {
         let known: Vec<serde_json::Value> = (0..gpus.count as usize)
             .map(|index| match gpus.devices.get(index) {

@@ -139,9 +139,31 @@ impl Init {
         self
     }
 
-    /// GPUs of a private cluster.
+    /// GPUs of a private cluster, the first of the machine; all if nothing is said. More than it has are an error: see
+    /// [`Init::pretend_gpus`].
     pub fn num_gpus(mut self, gpus: u32) -> Self {
         self.options.num_gpus = Some(gpus);
+        self
+    }
+
+    /// So many GPUs of a private cluster, of which those that the machine does not have are pretended: tasks are placed by them and see
+    /// `CUDA_VISIBLE_DEVICES`, and nothing can be computed on them. For tests.
+    ///
+    /// ```
+    /// #[wingbeat::remote(num_gpus = 2)]
+    /// fn devices() -> Vec<u32> {
+    ///     wingbeat::gpu_ids()
+    /// }
+    ///
+    /// # #[wingbeat::main]
+    /// # async fn main() -> wingbeat::Result<()> {
+    /// let _session = wingbeat::init().private().num_cpus(1).pretend_gpus(4).await?;
+    /// assert_eq!(devices::remote().await?, [0, 1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pretend_gpus(mut self, gpus: u32) -> Self {
+        self.options.pretend_gpus = Some(gpus);
         self
     }
 

@@ -101,7 +101,7 @@ struct Scene {
 impl Scene {
     fn begin(dir: &Path, number: usize) -> Scene {
         let mut cluster = TestCluster::start(0, 1).unwrap();
-        cluster.add_node(&["--num-cpus", "2", "--num-gpus", "1"]).unwrap();
+        cluster.add_node(&["--num-cpus", "2", "--pretend-gpus", "1"]).unwrap();
         let list = dir.join(format!("list{number}"));
         let told = [cluster.address(), &cluster.token().unwrap(), list.to_str().unwrap()].join("\n");
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -306,7 +306,7 @@ impl Leaves {
 }
 
 fn is_held_up_by_nobody(dir: &Path) {
-    let session = wingbeat::init().num_cpus(2).num_gpus(1).global(false).log_to_driver(false);
+    let session = wingbeat::init().num_cpus(2).pretend_gpus(1).global(false).log_to_driver(false);
     let session = wingbeat::block_on(session.into_future()).unwrap();
     let entered = session.enter();
     let leaves = Leaves::remote(dir.to_owned());

@@ -93,7 +93,7 @@ fn visible(seen: &Seen) -> &str {
 
 #[test]
 fn a_task_and_an_actor_see_their_devices_and_nobody_else_s() {
-    let _local = Local::from(wingbeat::init().num_cpus(2).num_gpus(4));
+    let _local = Local::from(wingbeat::init().num_cpus(2).pretend_gpus(4));
     let whole = devices::options().num_gpus(2.0).remote().get_blocking().unwrap();
     assert_eq!((whole.gpus.len(), whole.order.as_deref()), (2, Some("PCI_BUS_ID")));
     let shown: Vec<String> = whole.gpus.iter().map(u32::to_string).collect();
@@ -107,14 +107,14 @@ fn a_task_and_an_actor_see_their_devices_and_nobody_else_s() {
 
 #[test]
 fn a_process_without_a_device_sees_all_if_the_user_wants_it_to() {
-    let _local = Local::from(wingbeat::init().num_cpus(1).num_gpus(1).env("WINGBEAT_SHOW_ALL_GPUS", "1"));
+    let _local = Local::from(wingbeat::init().num_cpus(1).pretend_gpus(1).env("WINGBEAT_SHOW_ALL_GPUS", "1"));
     let unchanged = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     assert_eq!(devices::remote().get_blocking().unwrap().visible, unchanged);
 }
 
 #[test]
 fn fractions_share_a_device_and_a_whole_one_is_never_shared() {
-    let _local = Local::from(wingbeat::init().num_cpus(8).num_gpus(2));
+    let _local = Local::from(wingbeat::init().num_cpus(8).pretend_gpus(2));
     let started: Vec<Started> = (0..4).map(|_| Started::new()).collect();
     let amounts = [1.0, 0.25, 0.25, 0.5];
     let refs: Vec<_> = started
@@ -139,7 +139,7 @@ fn fractions_share_a_device_and_a_whole_one_is_never_shared() {
 
 #[test]
 fn a_device_is_given_on_only_when_the_last_process_of_its_lease_is_gone() {
-    let local = Local::from(wingbeat::init().num_cpus(2).num_gpus(1));
+    let local = Local::from(wingbeat::init().num_cpus(2).pretend_gpus(1));
     let started = Started::new();
     let stays = starts_an_orphan_and_stays::options().num_gpus(1.0).max_retries(0).remote(started.path());
     started.wait();
@@ -174,7 +174,7 @@ fn the_daemon_s_own_devices_are_what_it_gives_on() {
 #[test]
 fn memory_of_a_device_is_checked_against_its_size() {
     let mut cluster = TestCluster::start(0, 0).unwrap();
-    cluster.add_node(&["--num-cpus", "2", "--num-gpus", "1", "--gpu-memory", "16GiB"]).unwrap();
+    cluster.add_node(&["--num-cpus", "2", "--pretend-gpus", "1", "--gpu-memory", "16GiB"]).unwrap();
     let _joined = join(&cluster);
     assert_eq!(devices::options().gpu_memory(ByteSize::gib(8)).remote().get_timeout_blocking(LIMIT).unwrap().gpus, [0]);
     let error = devices::options().gpu_memory(ByteSize::gib(24)).remote().get_timeout_blocking(LIMIT).unwrap_err();
@@ -189,7 +189,7 @@ fn join(cluster: &TestCluster) -> Local {
 #[test]
 fn two_drivers_contend_for_the_last_device_and_both_get_it_in_turn() {
     let mut cluster = TestCluster::start(0, 0).unwrap();
-    cluster.add_node(&["--num-cpus", "4", "--num-gpus", "1"]).unwrap();
+    cluster.add_node(&["--num-cpus", "4", "--pretend-gpus", "1"]).unwrap();
     let init =
         || wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).global(false).log_to_driver(false);
     let sessions: Vec<_> = (0..2).map(|_| wingbeat::block_on(init().into_future()).unwrap()).collect();

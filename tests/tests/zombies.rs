@@ -105,7 +105,7 @@ fn a_gpu_is_free_again_after_processes_in_a_namespace_of_their_own() {
     if !is_root().unwrap() {
         return;
     }
-    let local = Local::from(wingbeat::init().num_cpus(4).num_gpus(4));
+    let local = Local::from(wingbeat::init().num_cpus(4).pretend_gpus(4));
     let dir = tempfile::tempdir().unwrap();
     let actor = Namespace::options().num_gpus(4.0).remote();
     actor.start(dir.path().join("started")).get_blocking().unwrap();
@@ -115,7 +115,7 @@ fn a_gpu_is_free_again_after_processes_in_a_namespace_of_their_own() {
 
 #[test]
 fn an_actor_that_is_killed_at_once_leaves_nothing() {
-    let local = Local::from(wingbeat::init().num_cpus(4).num_gpus(4));
+    let local = Local::from(wingbeat::init().num_cpus(4).pretend_gpus(4));
     let dir = tempfile::tempdir().unwrap();
     for round in 0..ROUNDS {
         let actor = Alive::options().num_gpus(0.5).remote(dir.path().to_owned());
@@ -129,7 +129,7 @@ fn an_actor_that_is_killed_at_once_leaves_nothing() {
 #[test]
 fn an_actor_that_is_killed_at_once_leaves_nothing_on_a_node_apart() {
     let mut cluster = wingbeat_tests::TestCluster::start(0, 1).unwrap();
-    cluster.add_node(&["--num-cpus", "4", "--num-gpus", "4"]).unwrap();
+    cluster.add_node(&["--num-cpus", "4", "--pretend-gpus", "4"]).unwrap();
     let local = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     // Its program is there, and so is a process of it.
@@ -146,7 +146,7 @@ fn an_actor_that_is_killed_at_once_leaves_nothing_on_a_node_apart() {
 
 #[test]
 fn an_actor_that_is_killed_at_once_and_may_restart_lives_once() {
-    let local = Local::from(wingbeat::init().num_cpus(4).num_gpus(4));
+    let local = Local::from(wingbeat::init().num_cpus(4).pretend_gpus(4));
     let dir = tempfile::tempdir().unwrap();
     for round in 0..ROUNDS {
         let actor = Alive::options().max_restarts(1).num_gpus(1.0).remote(dir.path().to_owned());
@@ -168,7 +168,7 @@ fn an_actor_that_is_killed_at_once_and_may_restart_lives_once() {
 
 #[test]
 fn a_placement_group_that_is_removed_at_once_leaves_nothing() {
-    let local = Local::from(wingbeat::init().num_cpus(4).num_gpus(4));
+    let local = Local::from(wingbeat::init().num_cpus(4).pretend_gpus(4));
     let dir = tempfile::tempdir().unwrap();
     for round in 0..ROUNDS {
         let bundles = [Bundle::new().num_cpus(1.0).num_gpus(1.0), Bundle::new().num_cpus(1.0).num_gpus(0.5)];

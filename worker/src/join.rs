@@ -27,7 +27,7 @@ use wingbeat_process::Prepared;
 use wingbeat_process::{Config, Io, Session};
 
 use crate::environment;
-use crate::gpus::Gpus;
+use crate::gpus::{Gpus, Offered};
 use crate::home;
 use crate::long_waits;
 use crate::machine;
@@ -52,8 +52,10 @@ pub struct InitOptions {
     pub token: Option<Token>,
     /// CPUs of a private cluster; as many as there are if nothing is said.
     pub num_cpus: Option<u32>,
-    /// GPUs of a private cluster.
+    /// GPUs of a private cluster, the first that there are; all if nothing is said.
     pub num_gpus: Option<u32>,
+    /// The same, of which those are pretended that are not there.
+    pub pretend_gpus: Option<u32>,
     /// Custom resources of a private cluster.
     pub resources: BTreeMap<String, f64>,
     /// Capacity of a private cluster's object store in bytes; 30% of the memory if nothing is said.
@@ -92,6 +94,7 @@ impl fmt::Debug for InitOptions {
             token,
             num_cpus,
             num_gpus,
+            pretend_gpus,
             resources,
             object_store_memory,
             memory_threshold,
@@ -111,6 +114,7 @@ impl fmt::Debug for InitOptions {
             .field("token", token)
             .field("num_cpus", num_cpus)
             .field("num_gpus", num_gpus)
+            .field("pretend_gpus", pretend_gpus)
             .field("resources", resources)
             .field("object_store_memory", object_store_memory)
             .field("memory_threshold", memory_threshold)
@@ -135,6 +139,7 @@ impl Default for InitOptions {
             token: None,
             num_cpus: None,
             num_gpus: None,
+            pretend_gpus: None,
             resources: BTreeMap::new(),
             object_store_memory: None,
             memory_threshold: None,
@@ -213,7 +218,7 @@ async fn private_cluster(_: &Arc<Io>, _: &InitOptions) -> Result<Session, Error>
 async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session, Error> {
     let token = Token::random();
     let cluster = ClusterId::random();
-    let gpus = Gpus::find(options.num_gpus);
+    let gpus = Gpus::find(Offered::of(options.num_gpus, options.pretend_gpus))?;
     let resources = machine_resources(options.num_cpus, gpus.count, &options.resources)?;
     let store_bytes = options.object_store_memory.unwrap_or_else(default_store_bytes);
     let memory = crate::node::MemoryConfig::given(options.memory_threshold, None)?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::error::Error;
 use wingbeat_net::Token;
 
-use crate::gpus;
+use crate::gpus::{self, Offered};
 use crate::join::{self, Found};
 use crate::node::{MemoryConfig, NodeConfig};
 
@@ -18,8 +18,10 @@ use crate::node::{MemoryConfig, NodeConfig};
 pub struct Offer {
     /// CPUs; all if nothing is said.
     pub num_cpus: Option<u32>,
-    /// GPUs, the first that there are; all if nothing is said. More than there are only pretends.
+    /// GPUs, the first that there are; all if nothing is said.
     pub num_gpus: Option<u32>,
+    /// The same, of which those are pretended that are not there.
+    pub pretend_gpus: Option<u32>,
     /// Memory that each GPU is pretended to have, in bytes.
     pub gpu_memory: Option<u64>,
     /// Custom resources.
@@ -46,7 +48,7 @@ impl Offer {
     /// # Errors
     /// An option that makes no sense.
     pub fn node(self, found: Found, token: Token, ip: Option<IpAddr>) -> Result<NodeConfig, Error> {
-        let gpus = gpus::of_machine(self.num_gpus, self.gpu_memory)?;
+        let gpus = gpus::of_machine(Offered::of(self.num_gpus, self.pretend_gpus), self.gpu_memory)?;
         let spill_dir = self.spill_dir.unwrap_or_else(join::default_spill_dir);
         Ok(NodeConfig {
             head: found.head,

@@ -25,7 +25,7 @@ pub struct TestNode {
 impl Default for TestNode {
     fn default() -> TestNode {
         let offer =
-            Offer { num_cpus: Some(1), num_gpus: Some(0), object_store_memory: Some(STORE), ..Offer::default() };
+            Offer { num_cpus: Some(1), pretend_gpus: Some(0), object_store_memory: Some(STORE), ..Offer::default() };
         TestNode { offer }
     }
 }
@@ -39,7 +39,7 @@ impl TestNode {
 
     /// GPUs, the first of the machine; more than it has are pretended. 0 if nothing is said.
     pub fn num_gpus(mut self, gpus: u32) -> Self {
-        self.offer.num_gpus = Some(gpus);
+        self.offer.pretend_gpus = Some(gpus);
         self
     }
 

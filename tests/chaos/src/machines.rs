@@ -202,7 +202,7 @@ impl Machines {
                     "worker",
                     "--num-cpus",
                     CPUS,
-                    "--num-gpus",
+                    "--pretend-gpus",
                     "1",
                     "--object-store-memory",
                     STORE,

@@ -3,7 +3,7 @@
 //! - `nvml`: what NVIDIA's driver says, loaded when there is one.
 //! - `rocm`: what the kernel says of AMD's.
 //!
-//! `--num-gpus N` overrides what is found, so that everything but CUDA itself can be tried without a GPU.
+//! `--pretend-gpus N` offers devices that are not there, so that everything but CUDA itself can be tried without a GPU.
 
 mod nvml;
 mod rocm;
@@ -49,12 +49,38 @@ impl Kind {
     }
 }
 
+/// Which of a machine's devices are offered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offered {
+    /// All that are found.
+    #[default]
+    All,
+    /// The first so many.
+    First(u32),
+    /// So many, of which those that are not there are pretended.
+    Pretended(u32),
+}
+
+impl Offered {
+    /// As people say it: so many, or so many that may be pretended.
+    pub fn of(num_gpus: Option<u32>, pretend_gpus: Option<u32>) -> Offered {
+        match (pretend_gpus, num_gpus) {
+            (Some(count), _) => Offered::Pretended(count),
+            (None, Some(count)) => Offered::First(count),
+            (None, None) => Offered::All,
+        }
+    }
+}
+
 /// What is used on a device by whom: process id and memory in bytes.
 pub(crate) type Users = Vec<(u32, Option<u64>)>;
 
 impl Gpus {
-    /// What this machine has and may be used, or the first `limit`; more than there are only pretends.
-    pub fn find(limit: Option<u32>) -> Gpus {
+    /// What this machine has and may be used.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] where it has fewer than are to be offered.
+    pub fn find(offered: Offered) -> Result<Gpus, Error> {
         let (kind, found) = match nvml::devices() {
             found if !found.is_empty() => (Kind::Nvidia, found),
             _ => match rocm::devices() {
@@ -63,11 +89,26 @@ impl Gpus {
             },
         };
         let visible = std::env::var(kind.variable()).ok();
-        Self::of(kind, found, visible.as_deref(), limit)
+        Self::of(kind, found, visible.as_deref(), offered).that_are_enough(offered, visible.as_deref())
+    }
+
+    fn that_are_enough(self, offered: Offered, visible: Option<&str>) -> Result<Gpus, Error> {
+        match offered {
+            Offered::First(count) if count > self.count => {
+                let told =
+                    visible.map(|visible| format!(", with {}={visible}", self.kind.variable())).unwrap_or_default();
+                let why = format!(
+                    "it is {count}, and this machine has {}{told}; for tests, pretend_gpus offers devices that are not there",
+                    self.count
+                );
+                Err(invalid("num_gpus", why))
+            }
+            _ => Ok(self),
+        }
     }
 
     /// `visible` is what the daemon itself was told to use: its GPUs are numbered in that order.
-    fn of(kind: Kind, found: Vec<DeviceInfo>, visible: Option<&str>, limit: Option<u32>) -> Gpus {
+    fn of(kind: Kind, found: Vec<DeviceInfo>, visible: Option<&str>, offered: Offered) -> Gpus {
         let all = found.iter().enumerate().map(|(index, device)| (index.to_string(), Some(device.clone())));
         let mut seen: Vec<(String, Option<DeviceInfo>)> = match visible {
             None => all
@@ -97,15 +138,16 @@ impl Gpus {
                 seen
             }
         };
-        if visible.is_some() && found.is_empty() && limit.is_none() {
-            // Without a driver there is nothing behind the names.
-            seen.clear();
+        match offered {
+            // Without a driver there is nothing behind the names, unless somebody says that there is.
+            Offered::All if visible.is_some() && found.is_empty() => seen.clear(),
+            Offered::All => {}
+            Offered::First(count) | Offered::Pretended(count) => seen.truncate(count as usize),
         }
-        if let Some(limit) = limit {
-            seen.truncate(limit as usize);
+        if let Offered::Pretended(count) = offered {
             let given: Vec<String> = seen.iter().map(|(name, _)| name.clone()).collect();
             let pretended = (0_u32..).map(|index| index.to_string()).filter(|name| !given.contains(name));
-            seen.extend(pretended.take((limit as usize).saturating_sub(given.len())).map(|name| (name, None)));
+            seen.extend(pretended.take((count as usize).saturating_sub(given.len())).map(|name| (name, None)));
         }
         let devices: Option<Vec<DeviceInfo>> = seen.iter().map(|(_, device)| device.clone()).collect();
         let names: Vec<String> = seen.into_iter().map(|(name, _)| name).collect();
@@ -199,21 +241,21 @@ fn label_of(model: &str) -> String {
     words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
 }
 
-/// What was asked for with `--num-gpus`, `--gpu-memory` and the machine's own devices.
+/// The machine's devices that are offered, each with so much memory if that is pretended.
 ///
 /// # Errors
-/// [`Error::InvalidOption`] for memory of GPUs that nobody asked for.
-pub fn of_machine(num_gpus: Option<u32>, memory: Option<u64>) -> Result<Gpus, Error> {
-    let gpus = Gpus::find(num_gpus);
+/// [`Error::InvalidOption`] where it has fewer, or for memory of GPUs that there are not.
+pub fn of_machine(offered: Offered, memory: Option<u64>) -> Result<Gpus, Error> {
+    let gpus = Gpus::find(offered)?;
     match memory {
         None => Ok(gpus),
         Some(bytes) if bytes > 0 && gpus.count > 0 => Ok(gpus.with_memory(bytes)),
-        Some(_) => Err(Error::InvalidOption {
-            what: "the node".into(),
-            option: "gpu-memory".into(),
-            why: "it needs GPUs to be of; give --num-gpus too".into(),
-        }),
+        Some(_) => Err(invalid("gpu_memory", "there is no GPU that could have it".into())),
     }
+}
+
+fn invalid(option: &str, why: String) -> Error {
+    Error::InvalidOption { what: "the node".into(), option: option.into(), why }
 }
 
 #[cfg(test)]
@@ -234,7 +276,7 @@ mod tests {
 
     #[test]
     fn what_the_daemon_may_use_is_numbered_from_0_and_named_as_it_was_given() {
-        let gpus = Gpus::of(Kind::Nvidia, three(), Some("2, GPU-aa"), None);
+        let gpus = Gpus::of(Kind::Nvidia, three(), Some("2, GPU-aa"), Offered::All);
         assert_eq!((gpus.count, gpus.devices[0].uuid.as_deref()), (2, Some("GPU-cc")));
         assert_eq!(visible(&gpus, &[0]).as_deref(), Some("2"));
         assert_eq!(visible(&gpus, &[1, 0]).as_deref(), Some("GPU-aa,2"));
@@ -242,28 +284,28 @@ mod tests {
 
     #[test]
     fn names_end_at_the_first_that_nobody_knows_or_that_could_be_two() {
-        assert_eq!(Gpus::of(Kind::Nvidia, three(), Some("0,7,1"), None).count, 1);
-        assert_eq!(Gpus::of(Kind::Nvidia, three(), Some("GPU-a"), None).count, 0);
+        assert_eq!(Gpus::of(Kind::Nvidia, three(), Some("0,7,1"), Offered::All).count, 1);
+        assert_eq!(Gpus::of(Kind::Nvidia, three(), Some("GPU-a"), Offered::All).count, 0);
         for none in ["", "-1", "NoDevFiles"] {
-            assert_eq!(Gpus::of(Kind::Nvidia, three(), Some(none), None).count, 0);
-            let pretended = Gpus::of(Kind::Nvidia, Vec::new(), Some(none), Some(2));
+            assert_eq!(Gpus::of(Kind::Nvidia, three(), Some(none), Offered::All).count, 0);
+            let pretended = Gpus::of(Kind::Nvidia, Vec::new(), Some(none), Offered::Pretended(2));
             assert_eq!(visible(&pretended, &[0, 1]).as_deref(), Some("0,1"));
         }
     }
 
     #[test]
     fn a_device_that_is_named_twice_is_one() {
-        let gpus = Gpus::of(Kind::Nvidia, three(), Some("0,0,GPU-aa,1"), None);
+        let gpus = Gpus::of(Kind::Nvidia, three(), Some("0,0,GPU-aa,1"), Offered::All);
         assert_eq!((gpus.count, visible(&gpus, &[0, 1]).as_deref()), (2, Some("0,1")));
         assert_eq!(
-            visible(&Gpus::of(Kind::Nvidia, Vec::new(), Some("1"), Some(3)), &[0, 1, 2]).as_deref(),
+            visible(&Gpus::of(Kind::Nvidia, Vec::new(), Some("1"), Offered::Pretended(3)), &[0, 1, 2]).as_deref(),
             Some("1,0,2")
         );
     }
 
     #[test]
     fn a_process_without_a_gpu_sees_none_unless_the_user_wants_it_to() {
-        let gpus = Gpus::of(Kind::Nvidia, three(), None, None);
+        let gpus = Gpus::of(Kind::Nvidia, three(), None, Offered::All);
         assert_eq!(visible(&gpus, &[]).as_deref(), Some(""));
         let job = BTreeMap::from([(SHOW_ALL.to_owned(), "1".to_owned())]);
         assert!(gpus.environment(&[], &job).is_empty());
@@ -272,25 +314,49 @@ mod tests {
 
     #[test]
     fn devices_can_be_fewer_or_only_pretended() {
-        assert_eq!(Gpus::of(Kind::Nvidia, three(), None, Some(2)).devices.len(), 2);
-        let pretended = Gpus::of(Kind::Nvidia, Vec::new(), None, Some(2));
+        assert_eq!(Gpus::of(Kind::Nvidia, three(), None, Offered::Pretended(2)).devices.len(), 2);
+        let pretended = Gpus::of(Kind::Nvidia, Vec::new(), None, Offered::Pretended(2));
         assert_eq!((pretended.count, pretended.devices.len()), (2, 0));
         assert_eq!(visible(&pretended, &[1]).as_deref(), Some("1"));
         assert_eq!(pretended.with_memory(8 << 30).devices[1].memory, 8 << 30);
         // The daemon was told of devices 4 and 5, and there is no driver to ask.
-        let told = Gpus::of(Kind::Nvidia, Vec::new(), Some("4,5"), Some(2));
+        let told = Gpus::of(Kind::Nvidia, Vec::new(), Some("4,5"), Offered::Pretended(2));
         assert_eq!(visible(&told, &[1]).as_deref(), Some("5"));
-        assert_eq!(Gpus::of(Kind::Nvidia, Vec::new(), Some("4,5"), None).count, 0);
+        assert_eq!(Gpus::of(Kind::Nvidia, Vec::new(), Some("4,5"), Offered::All).count, 0);
     }
 
     #[test]
     fn parts_of_a_device_go_by_their_own_names_and_models_become_labels() {
-        let gpus = Gpus::of(Kind::Nvidia, vec![device("MIG-x"), device("MIG-y")], None, None);
+        let gpus = Gpus::of(Kind::Nvidia, vec![device("MIG-x"), device("MIG-y")], None, Offered::All);
         assert_eq!(visible(&gpus, &[1]).as_deref(), Some("MIG-y"));
         assert_eq!(gpus.labels()[MODEL_LABEL], "NVIDIA-H200");
+    }
+
+    #[test]
+    fn more_devices_than_there_are_are_offered_only_if_they_are_to_be_pretended() {
+        let enough = |count, visible| {
+            let offered = Offered::First(count);
+            Gpus::of(Kind::Nvidia, three(), visible, offered).that_are_enough(offered, visible).map(|gpus| gpus.count)
+        };
+        assert_eq!(enough(2, None), Ok(2));
+        let error = enough(2, Some("1")).unwrap_err().to_string();
+        assert!(
+            error.contains("num_gpus") && error.contains("this machine has 1, with CUDA_VISIBLE_DEVICES=1"),
+            "{error}"
+        );
+        let told = Gpus::of(Kind::Nvidia, Vec::new(), Some("4,5,6"), Offered::First(2));
+        assert_eq!(
+            (told.count, visible(&told, &[1]).as_deref()),
+            (2, Some("5")),
+            "where NVIDIA's library is not installed"
+        );
+    }
+
+    #[test]
+    fn a_model_of_which_nothing_can_be_said_is_no_label() {
         let nameless = DeviceInfo { model: "(?)".into(), ..device("GPU-x") };
         assert!(
-            Gpus::of(Kind::Nvidia, vec![nameless], None, None).labels().is_empty(),
+            Gpus::of(Kind::Nvidia, vec![nameless], None, Offered::All).labels().is_empty(),
             "nothing that a selector could say"
         );
     }
