@@ -8,13 +8,13 @@ const WAITING: usize = 256;
 /// How long the end waits for what was to be done.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-enum Told<T> {
+enum Message<T> {
     Do(T),
     End(SyncSender<()>),
 }
 
 /// The way to such a thread.
-pub(crate) struct Aside<T>(SyncSender<Told<T>>);
+pub(crate) struct Aside<T>(SyncSender<Message<T>>);
 
 impl<T> Clone for Aside<T> {
     fn clone(&self) -> Self {
@@ -30,8 +30,8 @@ impl<T: Send + 'static> Aside<T> {
         std::thread::Builder::new().name("aside".into()).spawn(move || {
             for told in told {
                 match told {
-                    Told::Do(what) => work(what),
-                    Told::End(done) => drop(done.try_send(())),
+                    Message::Do(what) => work(what),
+                    Message::End(done) => drop(done.try_send(())),
                 }
             }
         })?;
@@ -40,13 +40,13 @@ impl<T: Send + 'static> Aside<T> {
 
     /// Has something done; never waits.
     pub(crate) fn tell(&self, what: T) {
-        let _ = self.0.try_send(Told::Do(what));
+        let _ = self.0.try_send(Message::Do(what));
     }
 
     /// Waits until all is done, but not for ever.
     pub(crate) fn end(&self) {
         let (done, ended) = sync_channel(1);
-        if self.0.try_send(Told::End(done)).is_ok() {
+        if self.0.try_send(Message::End(done)).is_ok() {
             let _ = ended.recv_timeout(END_LIMIT);
         }
     }

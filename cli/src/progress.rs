@@ -27,11 +27,11 @@ const STEP: &str = "step";
 #[derive(Clone)]
 pub(crate) struct Progress {
     state: Arc<Mutex<State>>,
-    aside: Aside<Told>,
+    aside: Aside<Message>,
 }
 
 /// What is shown besides what ranks print.
-enum Told {
+enum Message {
     Notice(String),
     Update(wingbeat_train::Progress),
     End,
@@ -86,13 +86,13 @@ impl Progress {
         let aside = Aside::start(move |told| {
             let mut state = shown.lock().unwrap_or_else(PoisonError::into_inner);
             match told {
-                Told::Notice(text) => {
+                Message::Notice(text) => {
                     let bar = state.bar.clone();
                     drop(state);
                     show(bar.as_ref(), true, format!("wingbeat: {text}\n").as_bytes());
                 }
-                Told::Update(now) => state.update(&now),
-                Told::End => {
+                Message::Update(now) => state.update(&now),
+                Message::End => {
                     if let Some(bar) = &state.bar {
                         bar.finish_and_clear();
                     }
@@ -108,17 +108,17 @@ impl Progress {
 
     /// What the run says about itself.
     pub(crate) fn notice(&self, text: &str) {
-        self.aside.tell(Told::Notice(text.to_owned()));
+        self.aside.tell(Message::Notice(text.to_owned()));
     }
 
     /// An attempt has begun, or all ranks have reported.
     pub(crate) fn update(&self, now: &wingbeat_train::Progress) {
-        self.aside.tell(Told::Update(now.clone()));
+        self.aside.tell(Message::Update(now.clone()));
     }
 
     /// Nothing more comes.
     pub(crate) fn end(&self) {
-        self.aside.tell(Told::End);
+        self.aside.tell(Message::End);
         self.aside.end();
     }
 }

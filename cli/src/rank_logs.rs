@@ -108,12 +108,12 @@ pub(crate) struct RankLogs {
     /// Of those that are shown with their ranks.
     lines: Lines,
     /// Of the others, whose bytes are shown as they are.
-    begun: BTreeMap<(u32, bool), Begun>,
+    begun: BTreeMap<(u32, bool), OpenLine>,
 }
 
 /// The beginning of a line that is held back for a moment, so that ranks do not write into each other's lines.
 #[derive(Default)]
-struct Begun {
+struct OpenLine {
     bytes: Vec<u8>,
     /// Whether there was a pause since the last of it came.
     is_old: bool,

@@ -6,14 +6,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// One that came.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct StopSignal {
     /// What has happened, in a word.
     pub what: &'static str,
     pub number: i32,
 }
 
 /// Listens for them.
-pub(crate) struct Signals(Vec<(Asked, Signal)>);
+pub(crate) struct Signals(Vec<(StopSignal, Signal)>);
 
 /// What SIGINT does.
 pub(crate) const INTERRUPTED: &str = "interrupted";
@@ -53,12 +53,13 @@ impl Signals {
             let is_ignored = *kind != SignalKind::interrupt() && ignored & (1 << (number - 1)) != 0;
             numbers.contains(&number) && !is_ignored
         });
-        let listening = heard.map(|(_, kind, what)| Ok((Asked { what, number: kind.as_raw_value() }, signal(*kind)?)));
+        let listening =
+            heard.map(|(_, kind, what)| Ok((StopSignal { what, number: kind.as_raw_value() }, signal(*kind)?)));
         Ok(Signals(listening.collect::<std::io::Result<_>>()?))
     }
 
     /// The next that comes.
-    pub(crate) async fn next(&mut self) -> Asked {
+    pub(crate) async fn next(&mut self) -> StopSignal {
         std::future::poll_fn(|cx| {
             let ready = self.0.iter_mut().find_map(|(asked, signal)| signal.poll_recv(cx).is_ready().then_some(*asked));
             ready.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
@@ -80,7 +81,7 @@ pub(crate) struct Heard(pub Vec<i32>);
 impl Heard {
     /// Calls `told` for the first that comes, and for each that somebody sends again after that: not at once, and not SIGHUP,
     /// of which nobody is there any more to send a second.
-    pub(crate) fn block_on_each(self, mut told: impl FnMut(Asked, bool)) {
+    pub(crate) fn block_on_each(self, mut told: impl FnMut(StopSignal, bool)) {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
             let Ok(mut signals) = Signals::of(&self.0) else { return };

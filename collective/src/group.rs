@@ -9,7 +9,7 @@ use crate::error::{CollectiveError, Result};
 use crate::header::{Header, Kind, SIZE};
 use crate::limits;
 use crate::machines::Machines;
-use crate::meeting::{MeetingHandle, Told};
+use crate::meeting::{Gathering, MeetingHandle};
 use crate::mesh::{Card, Member, Mesh, Peers, own_ip};
 use crate::ring;
 use crate::shared::{Elsewhere, Shared};
@@ -137,9 +137,9 @@ impl Group {
         let member = Member::new(own_ip(), transport == Transport::Auto)?;
         let told = block_on(meeting.come(rank, member.card()).get());
         match told.map_err(|error| CollectiveError::io("meeting the other members", error))? {
-            Told::All(cards) => Self::of(member, rank, &cards),
-            Told::Refused(why) => Err(CollectiveError::Invalid(why)),
-            Told::Missing(missing, members) => Err(CollectiveError::Missing {
+            Gathering::All(cards) => Self::of(member, rank, &cards),
+            Gathering::Refused(why) => Err(CollectiveError::Invalid(why)),
+            Gathering::Missing(missing, members) => Err(CollectiveError::Missing {
                 missing: missing.len() as u32,
                 members,
                 first: missing.first().copied().unwrap_or_default(),

@@ -21,7 +21,7 @@ pub struct Meeting {
 
 /// What a member is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Told {
+pub(crate) enum Gathering {
     /// All are there.
     All(Vec<Card>),
     /// These did not come in time, of so many.
@@ -39,15 +39,15 @@ impl Meeting {
 
     /// A member has come; waits for the others.
     #[allow(private_interfaces, reason = "members call it through `Group::join`")]
-    pub(crate) async fn come(&self, rank: u32, card: Card) -> Told {
+    pub(crate) async fn come(&self, rank: u32, card: Card) -> Gathering {
         if rank >= self.members {
-            return Told::Refused(format!("there is no rank {rank} in a group of {}", self.members));
+            return Gathering::Refused(format!("there is no rank {rank} in a group of {}", self.members));
         }
         let came = self.came.clone();
         match self.cards().entry(rank) {
             // The first stays: others connect to it.
             Entry::Occupied(_) => {
-                return Told::Refused(format!("rank {rank} came twice; every group needs a meeting of its own"));
+                return Gathering::Refused(format!("rank {rank} came twice; every group needs a meeting of its own"));
             }
             Entry::Vacant(free) => drop(free.insert(card)),
         }
@@ -64,10 +64,10 @@ impl Meeting {
         let in_time = tokio::time::timeout(*limits::MEETING, all).await.is_ok();
         let cards = self.cards();
         match in_time {
-            true => Told::All(cards.values().cloned().collect()),
+            true => Gathering::All(cards.values().cloned().collect()),
             false => {
                 let missing = (0..self.members).filter(|rank| !cards.contains_key(rank)).collect();
-                Told::Missing(missing, self.members)
+                Gathering::Missing(missing, self.members)
             }
         }
     }

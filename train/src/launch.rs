@@ -26,7 +26,7 @@ const MAY_SHARE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 /// What is heard of ranks, from all of them.
 pub(crate) type Events<S> = SelectAll<S>;
 /// What one of them says.
-pub(crate) type Heard = (usize, wingbeat::Result<Event>);
+pub(crate) type RankEvent = (usize, wingbeat::Result<Event>);
 
 /// What is found out before ranks start.
 pub(crate) struct Prepared {
@@ -187,7 +187,7 @@ impl Group {
         attempt: u32,
         run_id: &str,
         prepared: &Prepared,
-    ) -> Events<impl Stream<Item = Heard> + Unpin + use<>> {
+    ) -> Events<impl Stream<Item = RankEvent> + Unpin + use<>> {
         let mut events = SelectAll::new();
         let (begins, first_begins) = watch::channel(false);
         let mut begins = Some(begins);

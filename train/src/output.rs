@@ -56,12 +56,12 @@ pub(crate) fn last_state(line: &[u8]) -> &[u8] {
 /// Makes lines of what ranks print.
 #[derive(Debug, Default)]
 pub struct Lines {
-    held: BTreeMap<(u32, bool), Held>,
+    held: BTreeMap<(u32, bool), OpenLine>,
 }
 
 /// A line that has begun.
 #[derive(Debug, Default)]
-struct Held {
+struct OpenLine {
     /// What it is so far, since its last `\r`.
     text: Vec<u8>,
     /// What was before that.
@@ -70,7 +70,7 @@ struct Held {
     shown: Option<Instant>,
 }
 
-impl Held {
+impl OpenLine {
     /// Takes in what has no end of line in it.
     fn add(&mut self, bytes: &[u8], now: Instant) {
         self.text.extend_from_slice(bytes);
@@ -127,7 +127,7 @@ impl Lines {
             } else {
                 held.add(part, now);
                 tell(held.state());
-                *held = Held::default();
+                *held = OpenLine::default();
             }
         }
         for part in rest.chunks(LONGEST) {
@@ -203,7 +203,7 @@ impl<F: Fn(u32, &Line) + Send> RankOutput for ByLine<F> {
 #[derive(Default)]
 pub(crate) struct Prefixed {
     lines: Lines,
-    written: Written,
+    written: Batch,
 }
 
 impl RankOutput for Prefixed {
@@ -225,12 +225,12 @@ impl RankOutput for Prefixed {
 
 /// What is to be written at once.
 #[derive(Default)]
-struct Written {
+struct Batch {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
 }
 
-impl Written {
+impl Batch {
     fn add(&mut self, rank: u32, line: &Line) {
         let to = if line.is_stderr { &mut self.stderr } else { &mut self.stdout };
         // Into memory.

@@ -95,7 +95,7 @@ pub(crate) fn status(port: u16) -> Result<Status, String> {
     let mut bytes = Vec::new();
     connection.reader.take(LENGTH_LIMIT).read_to_end(&mut bytes).map_err(failed)?;
     if knows_json {
-        let told: Told = serde_json::from_slice(&bytes).map_err(|error| format!("NCCL's status: {error}"))?;
+        let told: Report = serde_json::from_slice(&bytes).map_err(|error| format!("NCCL's status: {error}"))?;
         return Ok(Status { communicators: told.communicators.into_iter().map(Into::into).collect(), text: "".into() });
     }
     bytes.truncate(TEXT_LIMIT);
@@ -141,27 +141,27 @@ impl Connection {
 
 /// The names are NCCL's.
 #[derive(Deserialize)]
-struct Told {
-    communicators: Vec<ToldCommunicator>,
+struct Report {
+    communicators: Vec<ReportedCommunicator>,
 }
 
 #[derive(Deserialize)]
-struct ToldCommunicator {
+struct ReportedCommunicator {
     size: usize,
-    ranks: Vec<ToldRank>,
+    ranks: Vec<ReportedRank>,
     #[serde(default)]
-    missing_ranks: Vec<ToldRank>,
+    missing_ranks: Vec<ReportedRank>,
 }
 
 #[derive(Deserialize)]
-struct ToldRank {
+struct ReportedRank {
     rank: usize,
     #[serde(default)]
     collective_counts: BTreeMap<String, u64>,
 }
 
-impl From<ToldCommunicator> for Communicator {
-    fn from(told: ToldCommunicator) -> Self {
+impl From<ReportedCommunicator> for Communicator {
+    fn from(told: ReportedCommunicator) -> Self {
         Communicator {
             size: told.size,
             counts: told.ranks.into_iter().map(|rank| (rank.rank, rank.collective_counts)).collect(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::element::sealed;
 use crate::local::{ALL, On, member, members, results};
-use crate::meeting::{Meeting, Told};
+use crate::meeting::{Gathering, Meeting};
 use crate::{CollectiveError, Group, Op};
 
 /// Several parts of what goes through shared memory.
@@ -211,12 +211,12 @@ fn a_member_that_joins_twice_is_refused_and_its_group_works() {
             let member = member(rank, on);
             let told = runtime.block_on(meeting.come(rank, member.card()));
             match told {
-                Told::All(cards) => Some(Group::of(member, rank, &cards).unwrap()),
-                Told::Refused(why) => {
+                Gathering::All(cards) => Some(Group::of(member, rank, &cards).unwrap()),
+                Gathering::Refused(why) => {
                     assert_eq!(why, format!("rank {twice} came twice; every group needs a meeting of its own"));
                     None
                 }
-                Told::Missing(..) => panic!("{told:?}"),
+                Gathering::Missing(..) => panic!("{told:?}"),
             }
         };
         let works = |rank: u32| {

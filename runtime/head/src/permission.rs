@@ -41,7 +41,7 @@ pub(crate) struct Asker<'a> {
 
 /// What somebody says.
 #[derive(PartialEq, Eq, Debug)]
-enum Said {
+enum Answer {
     MayLead,
     /// The standby leads.
     Superseded,
@@ -71,9 +71,9 @@ impl Asker<'_> {
             }
         };
         match tokio::time::timeout(LIMIT, asking).await {
-            Ok(Said::MayLead) => Ok(()),
-            Ok(Said::Superseded) => Err(superseded(standby)),
-            Ok(Said::Another(head)) => Err(another(&head, "the standby that the journal names follows")),
+            Ok(Answer::MayLead) => Ok(()),
+            Ok(Answer::Superseded) => Err(superseded(standby)),
+            Ok(Answer::Another(head)) => Err(another(&head, "the standby that the journal names follows")),
             Err(_) => Err(refused(format!(
                 "the journal names a standby at {}, which may have taken over, and neither that nor enough nodes answer. Start the \
                  standby again, or this head with --without-standby if it is certain that no other head of the cluster runs",
@@ -137,20 +137,20 @@ impl Asker<'_> {
         futures::future::join_all(asking).await.into_iter().flatten().next()
     }
 
-    async fn ask_standby(&self, standby: &Address) -> Option<Said> {
+    async fn ask_standby(&self, standby: &Address) -> Option<Answer> {
         let dialled = tokio::time::timeout(limits().takeover, self.dial_standby(standby)).await.ok()?;
         let (stream, welcome) = dialled.ok()?;
         if welcome.stands_by.is_none() {
-            return Some(Said::Superseded);
+            return Some(Answer::Superseded);
         }
         let (connection, client, _) =
             mux::connect::<StandbyRequest, StandbyResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
         let _closes = connection.closes();
         let client = StandbyClient::new(mux::client_config(), client).spawn();
         match client.may_lead(mux::within(LIMIT), self.epoch).await.ok()? {
-            Leave::Given => Some(Said::MayLead),
-            Leave::Superseded => Some(Said::Superseded),
-            Leave::HearsHead(head) => Some(Said::Another(head)),
+            Leave::Given => Some(Answer::MayLead),
+            Leave::Superseded => Some(Answer::Superseded),
+            Leave::HearsHead(head) => Some(Answer::Another(head)),
         }
     }
 
@@ -166,7 +166,7 @@ impl Asker<'_> {
     }
 
     /// By each succession so many nodes that the others were no majority for the standby, and from now on are none.
-    async fn ask_nodes(&self, open: &[Succession]) -> Option<Said> {
+    async fn ask_nodes(&self, open: &[Succession]) -> Option<Answer> {
         // As the head that the standby followed: whoever has joined the standby since, or promised to, does not support that.
         let epoch = open.iter().map(|by| by.generation.epoch).max()?;
         let generation = Generation { epoch, count: u64::MAX };
@@ -251,19 +251,19 @@ pub(crate) fn open_among(facts: &[Fact]) -> Vec<Succession> {
 }
 
 /// What follows from the answers of nodes; none while they are too few.
-fn said_by_nodes(open: &[Succession], answers: &BTreeMap<NodeId, Option<Support>>) -> Option<Said> {
+fn said_by_nodes(open: &[Succession], answers: &BTreeMap<NodeId, Option<Support>>) -> Option<Answer> {
     if answers.values().flatten().any(|answer| matches!(answer, Support::Joined { .. })) {
-        return Some(Said::Superseded);
+        return Some(Answer::Superseded);
     }
     let is_given = |node: &&NodeId| answers.get(*node) == Some(&Some(Support::Given));
     let is_enough = |by: &Succession| {
         !by.voters.is_empty() && by.voters.keys().filter(is_given).count() >= blocking(by.voters.len())
     };
-    open.iter().all(is_enough).then_some(Said::MayLead)
+    open.iter().all(is_enough).then_some(Answer::MayLead)
 }
 
 /// Asks again and again until something is said.
-async fn until_said<F: Future<Output = Option<Said>>>(ask: impl Fn() -> F) -> Said {
+async fn until_said<F: Future<Output = Option<Answer>>>(ask: impl Fn() -> F) -> Answer {
     loop {
         if let Some(said) = ask().await {
             return said;
@@ -305,16 +305,16 @@ mod tests {
             said_by_nodes(open, &answers.chain([(NodeId(9), None)]).collect())
         };
         let (earlier, latest) = (by(1, &[1]), by(2, &[1, 2, 3]));
-        assert_eq!(said(std::slice::from_ref(&latest), &[2, 3]), Some(Said::MayLead));
+        assert_eq!(said(std::slice::from_ref(&latest), &[2, 3]), Some(Answer::MayLead));
         let open = [latest, earlier];
         assert_eq!(said(&open, &[2, 3]), None, "the standby may have only the one before, by which one node elects it");
         assert_eq!(said(&open, &[1]), None);
-        assert_eq!(said(&open, &[1, 3]), Some(Said::MayLead));
+        assert_eq!(said(&open, &[1, 3]), Some(Answer::MayLead));
         assert_eq!(said(&[by(1, &[])], &[]), None, "without nodes the standby alone knows");
         let joined =
             [(NodeId(1), Some(Support::Joined { epoch: Epoch(2), heard_at: None })), (NodeId(2), Some(Support::Given))]
                 .into();
-        assert_eq!(said_by_nodes(&[by(1, &[1, 2])], &joined), Some(Said::Superseded));
+        assert_eq!(said_by_nodes(&[by(1, &[1, 2])], &joined), Some(Answer::Superseded));
     }
 
     #[tokio::test]

@@ -33,11 +33,11 @@ const HASH: usize = 64;
 pub(crate) struct Programs {
     /// Where they lie; none for in memory.
     folder: Option<PathBuf>,
-    kept: Mutex<BTreeMap<String, Kept>>,
+    kept: Mutex<BTreeMap<String, Program>>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct Program {
     /// Open for reading, once it is complete.
     file: Option<Arc<File>>,
     /// What brings it here, until it is complete or could not be had.
@@ -121,7 +121,7 @@ impl Programs {
                     let name = entry.file_name().into_string().unwrap_or_default();
                     if is_hash(&name) {
                         let file = File::open(entry.path()).map_err(unreadable)?;
-                        kept.insert(name, Kept { file: Some(Arc::new(file)), ..Kept::default() });
+                        kept.insert(name, Program { file: Some(Arc::new(file)), ..Program::default() });
                     } else {
                         // A head was killed while it received it.
                         let _ = std::fs::remove_file(entry.path());
@@ -332,7 +332,7 @@ mod tests {
         let mut copy = Copy::begin(programs.folder.as_deref(), &name).unwrap();
         copy.file.write_all(content).unwrap();
         let file = Some(Arc::new(copy.complete().unwrap()));
-        programs.kept.lock().insert(name.clone(), Kept { file, ..Kept::default() });
+        programs.kept.lock().insert(name.clone(), Program { file, ..Program::default() });
         name
     }
 

@@ -130,7 +130,7 @@ impl Strain {
 
 /// A process as it was seen.
 #[derive(Debug)]
-struct Seen {
+struct SeenProcess {
     started: u64,
     /// When what it runs was seen first.
     since: Millis,
@@ -143,7 +143,7 @@ struct Seen {
 /// Watches the memory of a node.
 #[derive(Debug, Default)]
 pub struct Watch {
-    seen: BTreeMap<ProcessId, Seen>,
+    seen: BTreeMap<ProcessId, SeenProcess>,
     /// Whether the last sample said who uses what: who is new since then has taken all that it has.
     is_looking: bool,
     ended_at: Option<Millis>,
@@ -188,7 +188,7 @@ impl Watch {
         self.seen.retain(|process, _| known.contains(process));
         for user in users {
             let was_looking = self.is_looking;
-            let seen = self.seen.entry(user.process).or_insert_with(|| Seen {
+            let seen = self.seen.entry(user.process).or_insert_with(|| SeenProcess {
                 started: user.started,
                 since: now,
                 leaves_since: None,

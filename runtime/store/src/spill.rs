@@ -36,7 +36,7 @@ struct Layout {
     /// Once it was needed.
     file: Option<Arc<BlockFile>>,
     /// Where complete objects lie.
-    written: BTreeMap<SpillFile, Written>,
+    written: BTreeMap<SpillFile, SpilledObject>,
     /// Bytes before `end` that belong to nothing.
     free: Ranges,
     /// The first byte behind everything.
@@ -45,7 +45,7 @@ struct Layout {
 
 /// An object in the file.
 #[derive(Clone, Copy, Debug)]
-struct Written {
+struct SpilledObject {
     extent: Extent,
     checksum: u32,
 }
@@ -112,7 +112,7 @@ impl SpillSpace {
                 let written = objects.iter().map(|(object, bytes)| {
                     let extent = Extent { offset, len: bytes.len() as u64 };
                     offset = blocks(extent).end();
-                    (*object, Written { extent, checksum: crc32c(bytes) })
+                    (*object, SpilledObject { extent, checksum: crc32c(bytes) })
                 });
                 let written: Vec<_> = written.collect();
                 self.layout.lock().written.extend(written);

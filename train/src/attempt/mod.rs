@@ -20,7 +20,7 @@ use wingbeat::{Drained, Error};
 use self::state::{Attempt, Checkpoints, GROWTH_LOOK, Metrics, Moves, Quiet, Ranks, Showing};
 use crate::error::TrainError;
 use crate::group::{Group, Member};
-use crate::launch::{Events, Heard};
+use crate::launch::{Events, RankEvent};
 use crate::limits;
 use crate::plan::Plan;
 use crate::printer::Message;
@@ -164,7 +164,7 @@ impl Group {
 
 impl Attempt<'_> {
     /// Hears the ranks until all have ended or one has failed, and looks after those who wait.
-    async fn until_failure<S: Stream<Item = Heard> + Unpin>(
+    async fn until_failure<S: Stream<Item = RankEvent> + Unpin>(
         &mut self,
         events: &mut Events<S>,
     ) -> Result<(), TrainError> {
@@ -282,7 +282,7 @@ impl Attempt<'_> {
     /// Asks those who are left to end, and then ends them. Nobody is left behind when this returns: the next attempt
     /// needs the same devices. What was on its way is heard, too: a rank that printed much may have failed first and be
     /// heard of last.
-    async fn stop<S: Stream<Item = Heard> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
+    async fn stop<S: Stream<Item = RankEvent> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
         for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, *limits::KILLED)] {
             let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
             let output = self.showing.output;
@@ -326,7 +326,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn hear(&mut self, heard: Option<Heard>) -> Result<(), TrainError> {
+    fn hear(&mut self, heard: Option<RankEvent>) -> Result<(), TrainError> {
         let Some((rank, event)) = heard else {
             let missing = std::mem::take(&mut self.ranks.left);
             let why = format!("{missing} of {} ranks ended without saying how", self.group.ranks.len());

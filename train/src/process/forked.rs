@@ -24,7 +24,7 @@ use crate::environment::Environment;
 /// What the warm Python and its keepers say.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Said {
+struct WarmMessage {
     python: Option<String>,
     refused: Option<String>,
     retires: bool,
@@ -60,8 +60,8 @@ static ANSWER_LIMIT: LazyLock<Duration> = LazyLock::new(|| {
 pub(crate) fn greet(name: &str) -> Greeting {
     match Warm::connect(name).and_then(|mut warm| warm.hear_soon()) {
         Err(error) if error.kind() == ErrorKind::TimedOut => Greeting::Silent,
-        Ok(Said { python: Some(version), .. }) => Greeting::Ready(version),
-        Ok(Said { refused: Some(_), retires: false, .. }) => Greeting::Refuses,
+        Ok(WarmMessage { python: Some(version), .. }) => Greeting::Ready(version),
+        Ok(WarmMessage { refused: Some(_), retires: false, .. }) => Greeting::Refuses,
         _ => Greeting::Gone,
     }
 }
@@ -156,7 +156,7 @@ impl Warm {
     }
 
     /// What it says at once, unless it stands still.
-    fn hear_soon(&mut self) -> std::io::Result<Said> {
+    fn hear_soon(&mut self) -> std::io::Result<WarmMessage> {
         let stream = self.stream.get_ref().try_clone()?;
         stream.set_read_timeout(Some(*ANSWER_LIMIT))?;
         let heard = self.hear().map_err(silent);
@@ -164,7 +164,7 @@ impl Warm {
         heard
     }
 
-    fn hear(&mut self) -> std::io::Result<Said> {
+    fn hear(&mut self) -> std::io::Result<WarmMessage> {
         let mut line = String::new();
         if self.stream.read_line(&mut line)? == 0 {
             return Err(Error::new(ErrorKind::UnexpectedEof, "the warm Python has ended"));

@@ -76,7 +76,7 @@ pub(super) fn user_runtime() -> Option<tokio::runtime::Runtime> {
 fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime, become_actor: Become) {
     let Become { lease, spec, incarnation } = become_actor;
     queue.page.rename(&spec.class_name);
-    let being = Being { actor: spec.id, concurrency: spec.max_concurrency, lease };
+    let being = ActorHere { actor: spec.id, concurrency: spec.max_concurrency, lease };
     let instance = match construct(session, queue, runtime, &spec, &being) {
         Ok(instance) => instance,
         Err(error) => {
@@ -121,7 +121,7 @@ fn construct(
     queue: &Queue,
     runtime: &tokio::runtime::Runtime,
     spec: &ActorSpec,
-    being: &Being,
+    being: &ActorHere,
 ) -> Result<Instance, Error> {
     let class = registry::table().class(spec.class, &spec.class_name)?;
     let actor = Some((being.actor, being.concurrency));
@@ -148,7 +148,7 @@ fn construct(
 
 /// The actor that the process is.
 #[derive(Clone)]
-struct Being {
+struct ActorHere {
     actor: ActorId,
     concurrency: u32,
     lease: LeaseId,
@@ -177,7 +177,7 @@ struct Lanes {
     session: Session,
     queue: Arc<Queue>,
     instance: Instance,
-    being: Being,
+    being: ActorHere,
     class: String,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }

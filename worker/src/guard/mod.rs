@@ -468,15 +468,15 @@ fn reap() -> HashMap<Pid, WaitStatus> {
 /// The keepers of a guard. Whatever else has it as its parent was below one that was killed.
 #[derive(Default)]
 struct Keepers {
-    alive: HashMap<Pid, Kept>,
+    alive: HashMap<Pid, KeptProcess>,
     /// What keepers that were killed have left is being ended.
-    killed: Vec<Kept>,
+    killed: Vec<KeptProcess>,
     /// Since when nothing of that is left but what may not be ended.
     waiting: Option<Instant>,
 }
 
 /// A worker process, as its keeper reports.
-struct Kept {
+struct KeptProcess {
     process: ProcessId,
     /// Its process id; none if it is not known to have begun.
     pid: Option<Pid>,
@@ -489,13 +489,13 @@ impl Keepers {
         let process = launch.process;
         match keeper::start(launch, fds, around) {
             Ok((keeper, pid)) => {
-                let kept = Kept { process, pid: Pid::from_raw(pid as i32), has_exited: false, is_gone: false };
+                let kept = KeptProcess { process, pid: Pid::from_raw(pid as i32), has_exited: false, is_gone: false };
                 self.alive.insert(keeper, kept);
                 Report::Launched { process, pid }
             }
             Err(error) => {
                 // Should its keeper have been killed, what that has started falls to this process.
-                self.killed.push(Kept { process, pid: None, has_exited: true, is_gone: true });
+                self.killed.push(KeptProcess { process, pid: None, has_exited: true, is_gone: true });
                 Report::Failed { process, why: error.to_string() }
             }
         }
@@ -543,12 +543,12 @@ impl Keepers {
         }
         self.waiting = None;
         let gone = self.killed.extract_if(.., |kept| kept.has_exited).filter(|kept| !kept.is_gone);
-        reports.extend(gone.map(|Kept { process, .. }| Report::Gone { process, left: left.clone() }));
+        reports.extend(gone.map(|KeptProcess { process, .. }| Report::Gone { process, left: left.clone() }));
         reports
     }
 }
 
-impl Kept {
+impl KeptProcess {
     /// How a worker process whose keeper was killed has ended, once that is so.
     fn exited(&mut self, reaped: &HashMap<Pid, WaitStatus>) -> Option<Report> {
         let status = self.pid.and_then(|pid| reaped.get(&pid));

@@ -36,7 +36,7 @@ enum Fault {
 }
 
 /// A fault, and at which frame of this process with such a message, counted from 1.
-struct Asked {
+struct PlannedFault {
     fault: Fault,
     kind: String,
     at: u32,
@@ -45,7 +45,7 @@ struct Asked {
 
 /// What is asked for, and what was done.
 pub(super) struct Plan {
-    faults: Vec<Asked>,
+    faults: Vec<PlannedFault>,
     notes: bool,
     folder: Option<PathBuf>,
     delay: Duration,
@@ -73,7 +73,7 @@ impl Plan {
                 _ => return None,
             };
             let (kind, at) = kind.split_once('@').unwrap_or((kind, "1"));
-            faults.push(Asked { fault, kind: kind.to_owned(), at: at.parse().ok()?, seen: AtomicU32::new(0) });
+            faults.push(PlannedFault { fault, kind: kind.to_owned(), at: at.parse().ok()?, seen: AtomicU32::new(0) });
         }
         let notes = text.split(';').any(|fault| fault == "note");
         let folder = std::env::var_os("WINGBEAT_FAULT_DIR").map(PathBuf::from);
@@ -90,7 +90,7 @@ impl Plan {
                 self.claims(kind);
             });
         }
-        let due = |asked: &&Asked| {
+        let due = |asked: &&PlannedFault| {
             kinds.contains(&asked.kind.as_str()) && asked.seen.fetch_add(1, Ordering::Relaxed) + 1 == asked.at
         };
         self.faults.iter().filter(due).find(|asked| self.claims(&asked.kind)).map(|asked| asked.fault)

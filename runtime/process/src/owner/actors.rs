@@ -11,7 +11,7 @@ use crate::owner::object::Object;
 
 /// An actor that was made here, and is not known to be dead.
 #[derive(Clone)]
-pub(crate) struct Made {
+pub(crate) struct OwnActor {
     pub spec: Arc<ActorSpec>,
     /// Its latest life, if any has begun.
     pub life: Option<Incarnation>,
@@ -26,7 +26,7 @@ pub(crate) struct Made {
 pub(crate) struct Actors {
     /// By their handle object, whether that is ours or borrowed, until that is freed.
     held: DashMap<ObjectId, ActorId>,
-    made: DashMap<ActorId, Made>,
+    made: DashMap<ActorId, OwnActor>,
 }
 
 impl Actors {
@@ -39,7 +39,7 @@ impl Actors {
     /// An actor is about to be made, which ends with its last handle.
     pub(crate) fn makes(&self, handle: &Object, spec: ActorSpec) {
         self.holds(handle, spec.id);
-        self.made.insert(spec.id, Made { spec: Arc::new(spec), life: None, moves: 0, place: None });
+        self.made.insert(spec.id, OwnActor { spec: Arc::new(spec), life: None, moves: 0, place: None });
     }
 
     /// Whether this is the handle of an actor.
@@ -78,9 +78,9 @@ impl Actors {
     }
 
     /// Those that were made here and somebody may hold, and of those the ones that are not known to be dead.
-    pub(super) fn all_made(&self, by: impl Fn(ObjectId) -> bool) -> (Vec<ActorId>, Vec<Made>) {
+    pub(super) fn all_made(&self, by: impl Fn(ObjectId) -> bool) -> (Vec<ActorId>, Vec<OwnActor>) {
         // In this order: whoever is made meanwhile is held before.
-        let mut made: Vec<Made> = self.made.iter().map(|made| made.clone()).collect();
+        let mut made: Vec<OwnActor> = self.made.iter().map(|made| made.clone()).collect();
         let mut held: Vec<ActorId> =
             self.held.iter().filter(|held| by(*held.key())).map(|held| *held.value()).collect();
         // Simulated, the same seed must give the same run.

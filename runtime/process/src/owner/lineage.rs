@@ -17,7 +17,7 @@ use crate::owner::argument_bytes::ArgumentBytes;
 use crate::owner::dispatch::Task;
 use crate::owner::object::{Handle, Loss};
 use crate::owner::outbound::{Content, Outbound, PackedValue, holds};
-use crate::owner::recipe::{Ingredient, Made, Recipe, Remaking, Source};
+use crate::owner::recipe::{Ingredient, Recipe, Remaking, Source, SubmittedTask};
 use crate::owner::submission::Request;
 
 impl Owner {
@@ -30,7 +30,7 @@ impl Owner {
             return None;
         }
         let (shape, name) = (&task.shape, &task.name);
-        let made = Made {
+        let made = SubmittedTask {
             spec: &task.spec,
             shape,
             name,

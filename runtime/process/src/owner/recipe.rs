@@ -114,7 +114,7 @@ impl Drop for Remaking {
 }
 
 /// A task as its recipe remembers it.
-pub(super) struct Made<'a> {
+pub(super) struct SubmittedTask<'a> {
     pub spec: &'a TaskSpec,
     pub shape: &'a Arc<Shape>,
     pub name: &'a Name,
@@ -134,7 +134,7 @@ impl Lineage {
     /// too much already.
     pub(super) fn remember(
         &self,
-        task: &Made<'_>,
+        task: &SubmittedTask<'_>,
         known: impl Fn(ObjectId) -> Option<Arc<Recipe>>,
     ) -> Option<Arc<Recipe>> {
         let args = &task.spec.args;

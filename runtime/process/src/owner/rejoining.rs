@@ -7,7 +7,7 @@ use wingbeat_net::link::IDS_A_MESSAGE;
 use wingbeat_net::messages::HeadMessage;
 
 use crate::owner::Owner;
-use crate::owner::actors::Made;
+use crate::owner::actors::OwnActor;
 
 impl Owner {
     /// Tells the head what it would know if it had not been started again. What was said to the last one does not count.
@@ -19,7 +19,7 @@ impl Owner {
             self.tell_head(HeadMessage::Holds { leases, actors, is_all: false });
         }
         // The head has written named ones down.
-        for Made { spec, life, moves, place } in made.into_iter().filter(|made| made.spec.name.is_none()) {
+        for OwnActor { spec, life, moves, place } in made.into_iter().filter(|made| made.spec.name.is_none()) {
             self.tell_head(HeadMessage::Made { spec, life, moves, place });
         }
         self.tell_head(HeadMessage::Holds { leases: Vec::new(), actors: Vec::new(), is_all: true });

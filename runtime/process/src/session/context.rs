@@ -44,11 +44,11 @@ pub struct Execution {
     pub session: Session,
     /// What it waits for.
     pub(crate) waits: Mutex<Waits>,
-    asked: Mutex<Asked>,
+    asked: Mutex<Requests>,
 }
 
 #[derive(Default)]
-struct Asked {
+struct Requests {
     cancelled: bool,
     /// Contact with its caller was lost, which counts it as failed.
     disowned: bool,
@@ -76,7 +76,7 @@ impl Listener {
     }
 
     /// What `heard` makes of what was asked; otherwise `cx` is woken when something else is asked.
-    fn poll<T>(&mut self, cx: &Context<'_>, heard: impl FnOnce(&mut Asked) -> Option<T>) -> Poll<T> {
+    fn poll<T>(&mut self, cx: &Context<'_>, heard: impl FnOnce(&mut Requests) -> Option<T>) -> Poll<T> {
         let mut asked = self.execution.asked.lock();
         if let Some(answer) = heard(&mut asked) {
             return Poll::Ready(answer);
@@ -174,7 +174,7 @@ impl Execution {
         self.asked.lock().cancelled
     }
 
-    fn tell(&self, change: impl FnOnce(&mut Asked)) {
+    fn tell(&self, change: impl FnOnce(&mut Requests)) {
         let mut asked = self.asked.lock();
         change(&mut asked);
         let wakers = std::mem::take(&mut asked.wakers);

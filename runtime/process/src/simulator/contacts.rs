@@ -7,7 +7,7 @@ use wingbeat_net::messages::PeerMessage;
 use super::side::{Awaited, Line, Parcel, address};
 use super::world::{Happening, World};
 use crate::owner::borrows::Lost;
-use crate::wire::numbers::Heard;
+use crate::wire::numbers::Receipt;
 
 /// The pause before an owner is told again of a copy.
 const TOLD_AGAIN: u64 = 1_000;
@@ -114,7 +114,7 @@ impl World {
             self.schedule(after, Happening::Lose { at: to, peer: from, number: parcel.contact });
         }
         let mut heard = process.side.hear(from, &parcel);
-        if let Heard::Lost(present) = heard {
+        if let Receipt::Lost(present) = heard {
             let greets = self.contact_over(to, from, present, parcel.contact);
             if greets {
                 process.side.greet(from);
@@ -124,12 +124,12 @@ impl World {
         let Parcel { contact, connection, batch } = parcel;
         let number = batch.number;
         self.shared.trace(|| format!("{to} hears {from} in {contact}: {heard:?} {batch:?}"));
-        if heard == Heard::TakeIn {
+        if heard == Receipt::TakeIn {
             for message in batch.messages {
                 process.take_in(from, message, &self.shared);
             }
         }
-        if matches!(heard, Heard::TakeIn | Heard::Again) {
+        if matches!(heard, Receipt::TakeIn | Receipt::Again) {
             // The answer goes over the same connection, after what was said before it.
             let delay = if self.shared.below(10) == 0 { self.shared.below(60) } else { self.shared.below(4) };
             let after = self.arrival((to, from), delay);

@@ -12,7 +12,7 @@ use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration, Work};
 use wingbeat_net::sequence::{Batch, Sequence};
 
 use crate::owner::{Outside, Owner};
-use crate::wire::numbers::{Heard, Numbers};
+use crate::wire::numbers::{Numbers, Receipt};
 
 /// What owners have said and the world has not carried yet, in order.
 pub(super) type Said = Arc<Mutex<VecDeque<(ProcessId, Word)>>>;
@@ -164,7 +164,7 @@ impl Side {
     }
 
     /// What is to be done with a message of another process, which lives if it is heard.
-    pub(super) fn hear(&self, from: ProcessId, parcel: &Parcel) -> Heard {
+    pub(super) fn hear(&self, from: ProcessId, parcel: &Parcel) -> Receipt {
         let mut known = self.known.lock();
         known.gone.remove(&from);
         known.addresses.entry(from).or_insert_with(|| address(from));
@@ -173,12 +173,12 @@ impl Side {
         let heard = contact.numbers.hear(parcel.contact, parcel.batch.number);
         match heard {
             // The answer tells it of the loss.
-            Heard::Stale => self.say_in(&mut known, from, PeerMessage::Borrow(Vec::new())),
-            Heard::TakeIn => {
+            Receipt::Stale => self.say_in(&mut known, from, PeerMessage::Borrow(Vec::new())),
+            Receipt::TakeIn => {
                 assert_eq!(parcel.batch.number, expected, "{} misses what {from} has said", self.id);
                 contact.said.get_or_insert_default();
             }
-            Heard::Again | Heard::Lost(_) => {}
+            Receipt::Again | Receipt::Lost(_) => {}
         }
         heard
     }

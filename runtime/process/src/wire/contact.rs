@@ -26,7 +26,7 @@ use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{Process as _, ProcessRequest, ProcessResponse};
 
 use crate::recorded::Event;
-use crate::wire::numbers::Heard;
+use crate::wire::numbers::Receipt;
 use crate::wire::peers::{Contact, Life};
 use crate::wire::process::Process;
 use crate::wire::service::PeerService;
@@ -245,12 +245,12 @@ impl Process {
     }
 
     /// What is to be done with a batch that has come.
-    pub(crate) fn hears(&self, peer: ProcessId, contact: u64, number: u64) -> Heard {
+    pub(crate) fn hears(&self, peer: ProcessId, contact: u64, number: u64) -> Receipt {
         loop {
             match self.wire.peers.hear(peer, contact, number) {
                 // The connection has carried what was said in the old contact, and ends with it. The new contact must have
                 // one: nobody would notice that the other side is gone.
-                Heard::Lost(present) => {
+                Receipt::Lost(present) => {
                     self.contact_over(peer, present, contact);
                     let (link, number, is_new) = self.wire.peers.link_or_new(peer);
                     if is_new {

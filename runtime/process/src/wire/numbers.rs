@@ -13,7 +13,7 @@ pub(crate) struct Numbers {
 
 /// What is to be done with a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Receipt {
     TakeIn,
     /// It was taken in before.
     Again,
@@ -30,20 +30,20 @@ impl Numbers {
     }
 
     /// A batch of the other side has come.
-    pub(crate) fn hear(&mut self, contact: u64, batch: u64) -> Heard {
+    pub(crate) fn hear(&mut self, contact: u64, batch: u64) -> Receipt {
         if contact > self.contact {
-            return Heard::Lost(self.contact);
+            return Receipt::Lost(self.contact);
         }
         if contact < self.contact {
-            return Heard::Stale;
+            return Receipt::Stale;
         }
         if batch < self.heard {
-            return Heard::Again;
+            return Receipt::Again;
         }
         self.heard = batch + 1;
         // It may have come over a connection that ended with the contact before.
         self.was_connected = true;
-        Heard::TakeIn
+        Receipt::TakeIn
     }
 
     /// The next contact, if this one is lost now.

@@ -12,7 +12,7 @@ use wingbeat_net::link::Link;
 use wingbeat_net::messages::PeerMessage;
 use wingbeat_net::mux::Connection;
 
-use crate::wire::numbers::{Heard, Numbers};
+use crate::wire::numbers::{Numbers, Receipt};
 
 /// Processes that are remembered to be gone. Whoever is forgotten has no address any more either, so that only somebody who
 /// still names it makes this process dial it, and find it gone again.
@@ -341,19 +341,19 @@ impl Peers {
 }
 
 impl Peers {
-    pub(super) fn hear(&self, peer: ProcessId, number: u64, batch: u64) -> Heard {
+    pub(super) fn hear(&self, peer: ProcessId, number: u64, batch: u64) -> Receipt {
         // Nothing is kept of one that is gone: this came over a connection that ended with the contact.
-        let Some(mut contact) = self.contacts.get_mut(&peer) else { return Heard::Stale };
+        let Some(mut contact) = self.contacts.get_mut(&peer) else { return Receipt::Stale };
         let heard = contact.numbers.hear(number, batch);
         match heard {
-            Heard::TakeIn | Heard::Again => contact.fruitless_since = None,
-            Heard::Stale => {
+            Receipt::TakeIn | Receipt::Again => contact.fruitless_since = None,
+            Receipt::Stale => {
                 // It does not know yet that this contact is over.
                 if let Some(link) = &contact.link {
                     link.send(PeerMessage::Borrow(Vec::new()));
                 }
             }
-            Heard::Lost(_) => {}
+            Receipt::Lost(_) => {}
         }
         heard
     }

@@ -7,7 +7,7 @@ use wingbeat_core::{ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, ProcessStacks, TaskStanding, WorkerCommand};
 
 use crate::recorded::Event;
-use crate::wire::numbers::Heard;
+use crate::wire::numbers::Receipt;
 use crate::wire::process::Process;
 
 /// A piece of an executable: large enough that round trips do not matter.
@@ -52,9 +52,9 @@ fn together(messages: Vec<PeerMessage>) -> impl Iterator<Item = PeerMessage> {
 impl wingbeat_net::services::Process for PeerService {
     async fn deliver(self, _: Context, contact: u64, number: u64, messages: Vec<PeerMessage>) {
         match self.process.hears(self.peer, contact, number) {
-            Heard::TakeIn => {}
-            Heard::Stale => return std::future::pending().await,
-            Heard::Again | Heard::Lost(_) => return,
+            Receipt::TakeIn => {}
+            Receipt::Stale => return std::future::pending().await,
+            Receipt::Again | Receipt::Lost(_) => return,
         }
         self.process.wire.record(|| Event::FromProcess(self.peer, messages.clone()));
         for message in together(messages) {
