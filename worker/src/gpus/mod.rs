@@ -338,7 +338,7 @@ mod tests {
             let offered = Offered::First(count);
             Gpus::of(Kind::Nvidia, three(), visible, offered).that_are_enough(offered, visible).map(|gpus| gpus.count)
         };
-        assert_eq!(enough(2, None), Ok(2));
+        assert_eq!(enough(2, None).unwrap(), 2);
         let error = enough(2, Some("1")).unwrap_err().to_string();
         assert!(
             error.contains("num_gpus") && error.contains("this machine has 1, with CUDA_VISIBLE_DEVICES=1"),
