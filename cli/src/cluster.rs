@@ -238,6 +238,7 @@ mod tests {
             nodes: Vec::new(),
             absent: vec![NodeId(1), NodeId(2)],
             standby: None,
+            journal_fails: None,
             jobs: Vec::new(),
             actors: vec![actor(3, 1), actor(4, 2)],
             placement_groups: vec![group],

@@ -290,6 +290,12 @@ impl Shown {
     /// What a person may have to look after.
     fn troubles(&mut self, state: &ClusterState) {
         let mut lines = Vec::new();
+        if let Some(why) = &state.journal_fails {
+            lines.push(format!(
+                "the head cannot write its journal, and grants nothing new until it can: {}",
+                printable(why)
+            ));
+        }
         lines.extend(absent(state));
         for node in &state.nodes {
             let name = format!("{} ({})", printable(&node.info.hostname), node.info.id);

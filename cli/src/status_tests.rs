@@ -57,6 +57,7 @@ fn empty() -> ClusterState {
         nodes: Vec::new(),
         absent: Vec::new(),
         standby: None,
+        journal_fails: None,
         jobs: Vec::new(),
         actors: Vec::new(),
         placement_groups: Vec::new(),
@@ -228,6 +229,14 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
       what   of                          wants  why                                                                                     id
       train  nightly, lab, priority -10      3  each needs 4 CPU, 4 GPU; no node has that much: the largest is alpha with 8 CPU, 2 GPU  process-000000000011
     ");
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_is_to_be_looked_after() {
+    let state = ClusterState { journal_fails: Some("database or disk is full".into()), ..empty() };
+    let shown = at(&state, 120);
+    assert!(shown.contains("to look after"), "{shown}");
+    assert!(shown.contains("grants nothing new until it can: database or disk is full"), "{shown}");
 }
 
 #[test]

@@ -82,10 +82,13 @@ fn a_full_disk_refuses_changes_until_there_is_room_and_forgets_none() {
     assert!(matches!(error, Error::Failed { .. }) && error.to_string().contains("journal"), "{error}");
     assert!(matches!(named(&name), Err(Error::PlacementGroupNotFound { .. })), "nothing was changed");
     assert!(join(&cluster).is_err(), "a driver that would be forgotten is not let in");
-    // The head is alive and answers.
-    assert!(cluster.state().unwrap()["nodes"].as_array().is_some_and(|nodes| nodes.len() == 1));
+    // The head is alive, and says what keeps it from granting anything.
+    let state = cluster.state().unwrap();
+    assert!(state["nodes"].as_array().is_some_and(|nodes| nodes.len() == 1));
+    assert!(state["journal_fails"].as_str().is_some_and(|why| why.contains("full")), "{state:#}");
     std::fs::remove_file(disk.filler()).unwrap();
     group(name.clone()).unwrap();
+    assert!(cluster.state().unwrap()["journal_fails"].is_null());
     drop(driver);
     let driver = join(&cluster).unwrap();
     group("after".into()).unwrap();

@@ -119,6 +119,7 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
             (head, welcome.epoch, address::local_ip(&stream))
         }
         StandbyRole::LeadsAgain => {
+            tracing::warn!("there is no later head at {head}: this one leads again, with its own journal");
             drop(journal);
             return lead_again(config, file).await;
         }

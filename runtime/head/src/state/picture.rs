@@ -51,6 +51,7 @@ impl Taking {
             cluster: Some(state.cluster),
             uptime_secs: now / 1000,
             quotas: quotas.collect(),
+            journal_fails: state.cannot_write.clone(),
             ..ClusterState::default()
         };
         Taking { picture, next: Part::Nodes(None), leases: BTreeMap::new(), reasons: Reasons::default() }

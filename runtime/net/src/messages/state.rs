@@ -21,6 +21,8 @@ pub struct ClusterState {
     pub absent: Vec<NodeId>,
     /// The head's standby, if it has one.
     pub standby: Option<StandbyState>,
+    /// Why the head cannot write its journal. Until it can, it grants nothing new.
+    pub journal_fails: Option<String>,
     /// Jobs that run, and those that have ended and of which something is left, such as a detached actor.
     pub jobs: Vec<JobState>,
     /// Actors that are not dead.
