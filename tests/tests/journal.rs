@@ -4,10 +4,11 @@
 
 mod common;
 
+use std::fs::File;
 use std::future::IntoFuture;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::Local;
 use wingbeat::{Bundle, Error, placement_group};
@@ -39,7 +40,7 @@ impl SmallDisk {
     }
 
     fn fill(&self) {
-        let mut file = std::fs::File::create(self.filler()).unwrap();
+        let mut file = File::create(self.filler()).unwrap();
         while file.write_all(&[1; 512]).is_ok() {}
     }
 }
@@ -99,6 +100,46 @@ fn a_full_disk_refuses_changes_until_there_is_room_and_forgets_none() {
     for name in ["before", &name, "after"] {
         named(name).unwrap();
     }
+}
+
+#[test]
+fn a_run_that_starts_its_ranks_again_waits_until_the_journal_can_be_written() {
+    if !is_root().unwrap() {
+        return;
+    }
+    let disk = SmallDisk::new();
+    let mut cluster = TestCluster::with_journal_at(&disk.dir.path().join("journal"), 1, 2).unwrap();
+    let driver = join(&cluster).unwrap();
+    let (script, fails) = (cluster.folder().join("script.py"), cluster.folder().join("fails"));
+    std::fs::write(
+        &script,
+        "import os, sys\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] \
+         == '0':\n    open(sys.argv[1]).read()\n    sys.exit(3)\n",
+    )
+    .unwrap();
+    assert!(Command::new("mkfifo").arg(&fails).status().unwrap().success());
+    let mut command = cluster.command().unwrap();
+    command.args(["train", "--unprefixed", "--cold", "--max-failures", "1"]).arg(&script).arg(&fails);
+    command.env("WINGBEAT_PYTHON", std::env::var("WINGBEAT_PYTHON").unwrap_or_else(|_| "python3".into()));
+    let mut run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut printed = BufReader::new(run.stdout.take().unwrap()).lines();
+    let mut said = BufReader::new(run.stderr.take().unwrap()).lines();
+    assert_eq!(printed.next().unwrap().unwrap(), "attempt 0");
+    disk.fill();
+    let group = |name: String| {
+        let group = placement_group([Bundle::new().num_cpus(0.001)]).name(&name).detached();
+        wingbeat::block_on(group.into_future())
+    };
+    assert!((0..1_000).any(|number| group(format!("{number} {}", "x".repeat(200))).is_err()));
+    // Whoever reads it is at its end.
+    drop(File::options().write(true).open(&fails).unwrap());
+    let waits = said.find(|line| line.as_ref().unwrap().contains("the head cannot write its journal"));
+    assert!(waits.is_some(), "{:?}", run.wait());
+    std::fs::remove_file(disk.filler()).unwrap();
+    assert_eq!(printed.next().unwrap().unwrap(), "attempt 1");
+    let left: Vec<String> = said.map(Result::unwrap).collect();
+    assert!(run.wait().unwrap().success(), "{left:?}");
+    drop(driver);
 }
 
 /// What a head with this journal says. It does not start.

@@ -11,6 +11,8 @@ use crate::limits;
 use crate::scaling::Scaling;
 
 const ELASTIC_PAUSE: Duration = Duration::from_millis(50);
+/// After how long a head whose journal could not be written is asked again.
+const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
 /// After how long it is said what a group waits for; and again each time that twice as long has passed, and at least once in
 /// [`SAID_AGAIN`].
 const SAID: Duration = Duration::from_secs(2);
@@ -62,11 +64,28 @@ impl Reservation {
         let (bundles, strategy) = scaling.bundles(units);
         let asked = placement_group(bundles).strategy(strategy);
         let asked = if patience.for_nodes { asked.wait_until_feasible() } else { asked };
-        let bundles = asked.await.map_err(infeasible)?;
+        let (begun, mut said) = (Instant::now(), SAID);
+        let bundles = loop {
+            let error = match asked.clone().await {
+                Ok(bundles) => break bundles,
+                Err(error) => error,
+            };
+            let is_in_time = patience.limit.is_none_or(|limit| begun.elapsed() < limit);
+            // A run that was going on, or that may wait, does not fail for a disk that is full for a while.
+            let why = if patience.for_nodes && is_in_time { journal_fails(&session).await } else { None };
+            let Some(why) = why else { return Err(infeasible(error)) };
+            if begun.elapsed() >= said {
+                (patience.notice)(&format!(
+                    "waiting for {} now: the head cannot write its journal: {why}",
+                    since(begun)
+                ));
+                said += said.min(SAID_AGAIN);
+            }
+            tokio::time::sleep(JOURNAL_PAUSE).await;
+        };
         // From here on it is given back, whatever happens.
         let mut reserved = Reservation { bundles, nodes: Vec::new(), units, session, is_released: false };
         let ready = reserved.bundles.ready();
-        let (begun, mut said) = (Instant::now(), SAID);
         reserved.nodes = loop {
             let wait = patience.limit.map_or(said, |limit| limit.min(said)).saturating_sub(begun.elapsed());
             match ready.get_timeout(wait).await {
@@ -76,11 +95,9 @@ impl Reservation {
             }
             let why = reserved.why_not_placed().await;
             if patience.limit.is_some_and(|limit| begun.elapsed() >= limit) {
-                let waited = humantime::format_duration(Duration::from_secs(begun.elapsed().as_secs()));
-                return Err(missing(format!("they could not all be placed within {waited}: {why}")));
+                return Err(missing(format!("they could not all be placed within {}: {why}", since(begun))));
             }
-            let waited = humantime::format_duration(Duration::from_secs(begun.elapsed().as_secs()));
-            (patience.notice)(&format!("waiting for room for {waited} now: {why}"));
+            (patience.notice)(&format!("waiting for room for {} now: {why}", since(begun)));
             said += said.min(SAID_AGAIN);
         };
         Ok(reserved)
@@ -102,6 +119,16 @@ impl Reservation {
         lines.retain(|line| seen.insert(line.clone()));
         lines.join("; ")
     }
+}
+
+/// Why the head cannot write its journal; none if it can, or does not say.
+async fn journal_fails(session: &Session) -> Option<String> {
+    session.runtime().cluster_state().await.ok()?.journal_fails
+}
+
+/// In whole seconds.
+fn since(begun: Instant) -> humantime::FormattedDuration {
+    humantime::format_duration(Duration::from_secs(begun.elapsed().as_secs()))
 }
 
 /// What is free on the nodes that take new work and where ranks may be, but for these, and what they have in all.
