@@ -39,7 +39,7 @@ pub struct ActorPool<A> {
 /// The members of a pool, which its works share.
 struct Members<A> {
     state: Mutex<State<A>>,
-    /// A member is idle that was busy or no member, or one has died.
+    /// A member is idle or busy that was not before, or one has died.
     changed: Notify,
 }
 
@@ -47,6 +47,8 @@ struct State<A> {
     idle: VecDeque<Member<A>>,
     /// By the number of the call that each works on.
     busy: BTreeMap<u64, (Member<A>, AnyRef)>,
+    /// How many are about to get a call, and are in neither.
+    taken: usize,
     /// The number of the next call.
     next_call: u64,
     last_death: Option<Error>,
@@ -106,10 +108,52 @@ impl<A> State<A> {
     }
 }
 
+/// A member that is about to get a call. If it gets none, as where user code panics, it is idle again.
+struct Taken<A> {
+    member: Option<Member<A>>,
+    members: Arc<Members<A>>,
+}
+
+impl<A> Taken<A> {
+    fn actor(&self) -> &A {
+        #[allow(clippy::expect_used, reason = "it is there until `works_on` has consumed this")]
+        let member = self.member.as_ref().expect("a member that is taken");
+        &member.actor
+    }
+
+    /// The number of the call.
+    fn works_on(mut self, object: AnyRef) -> u64 {
+        let mut state = self.members.state.lock();
+        let call = state.next_call;
+        state.next_call += 1;
+        state.taken -= 1;
+        if let Some(mut member) = self.member.take() {
+            let handle = object.handle();
+            member.called = handle.session().zip(handle.producer());
+            state.busy.insert(call, (member, object));
+        }
+        drop(state);
+        // Whoever waits for a free one has this call to look at now.
+        self.members.changed.notify_waiters();
+        call
+    }
+}
+
+impl<A> Drop for Taken<A> {
+    fn drop(&mut self) {
+        let Some(member) = self.member.take() else { return };
+        let mut state = self.members.state.lock();
+        state.taken -= 1;
+        state.idle.push_back(member);
+        drop(state);
+        self.members.changed.notify_waiters();
+    }
+}
+
 impl<A> fmt::Debug for ActorPool<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.members.state.lock();
-        write!(f, "ActorPool({} idle, {} busy)", state.idle.len(), state.busy.len())
+        write!(f, "ActorPool({} idle, {} busy)", state.idle.len(), state.busy.len() + state.taken)
     }
 }
 
@@ -117,14 +161,14 @@ impl<A: Clone> ActorPool<A> {
     /// A pool of these actors.
     pub fn new(actors: impl IntoIterator<Item = A>) -> Self {
         let idle = actors.into_iter().map(|actor| Member { actor, called: None }).collect();
-        let state = State { idle, busy: BTreeMap::new(), next_call: 0, last_death: None };
+        let state = State { idle, busy: BTreeMap::new(), taken: 0, next_call: 0, last_death: None };
         ActorPool { members: Arc::new(Members { state: Mutex::new(state), changed: Notify::new() }) }
     }
 
     /// The number of actors that are not known to be dead.
     pub fn len(&self) -> usize {
         let state = self.members.state.lock();
-        state.idle.len() + state.busy.len()
+        state.idle.len() + state.busy.len() + state.taken
     }
 
     /// Whether there are none.
@@ -304,23 +348,17 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
     /// # Errors
     /// The pool is empty, or all its actors are dead: [`Error::ActorDied`].
     pub async fn submit(&mut self, call: impl FnOnce(&A) -> ObjectRef<T>) -> Result<()> {
-        let mut member = self.free().await?;
-        let object = call(&member.actor);
-        let handle = object.handle();
-        member.called = handle.session().zip(handle.producer());
-        let ready = ReadyFuture::new(handle);
-        let mut state = self.members.state.lock();
-        let call = state.next_call;
-        state.next_call += 1;
-        state.busy.insert(call, (member, object.any()));
-        drop(state);
+        let taken = self.free().await?;
+        let object = call(taken.actor());
+        let ready = ReadyFuture::new(object.handle());
+        let call = taken.works_on(object.any());
         self.calls.insert(call, (object, None));
         self.watched.push(Watched { call, ready });
         Ok(())
     }
 
     /// A living actor without a call, when there is one.
-    async fn free(&mut self) -> Result<Member<A>> {
+    async fn free(&mut self) -> Result<Taken<A>> {
         let members = self.members.clone();
         loop {
             let mut changed = pin!(members.changed.notified());
@@ -329,9 +367,10 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
             let on: Vec<Handle> = {
                 let mut state = members.state.lock();
                 if let Some(member) = state.take_idle() {
-                    return Ok(member);
+                    state.taken += 1;
+                    return Ok(Taken { member: Some(member), members: members.clone() });
                 }
-                if state.busy.is_empty() {
+                if state.busy.is_empty() && state.taken == 0 {
                     let what = || "the pool has no actors; make it of at least one".to_owned();
                     return Err(state.last_death.clone().unwrap_or_else(|| Error::InvalidArgument { what: what() }));
                 }

@@ -66,6 +66,22 @@ struct Item {
     number: u64,
 }
 
+/// So much is sent to a consumer at a time, but for an item that alone is more: what finds no room on the way could not go back.
+const BATCH_BYTES: usize = 16 << 20;
+/// The same of refs.
+const BATCH_REFS: usize = 1_000;
+
+/// How many of these items are sent at a time; the first in any case.
+fn sent_at_a_time<'a>(items: impl IntoIterator<Item = &'a Item>) -> usize {
+    let (mut bytes, mut refs) = (0, 0);
+    let fits = items.into_iter().take_while(|item| {
+        bytes += item.bytes.len();
+        refs += item.refs.len();
+        bytes <= BATCH_BYTES && refs <= BATCH_REFS
+    });
+    fits.count().max(1)
+}
+
 #[derive(Default)]
 struct QueueState {
     /// In the order of their numbers.
@@ -163,6 +179,10 @@ impl Put<'_> {
             state.next += 1;
             state.items.push_back(Item { number, ..item });
         }
+        // Whoever comes next finds room, if there is some.
+        if let Some(turn) = self.turn.take() {
+            state.turns.retain(|other| *other != turn);
+        }
         Some(Ok(()))
     }
 }
@@ -184,7 +204,10 @@ impl QueueActor {
         match count {
             0 if state.is_closed => Some(Err(QueueError::Closed)),
             0 => None,
-            count => Some(Ok(state.items.drain(..count).collect())),
+            count => {
+                let count = sent_at_a_time(state.items.iter().take(count));
+                Some(Ok(state.items.drain(..count).collect()))
+            }
         }
     }
 
@@ -442,7 +465,8 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         self.put_many_timeout(items, Duration::ZERO).await
     }
 
-    /// The first items, when there is one: all that there are, but at most `count`, and so at least one. With a count of 0, none at once.
+    /// The first items, when there is one: at least one, and at most `count`. With a count of 0, none at once. Fewer than there are come
+    /// where they are more than 16 MiB, or refer to more than 1,000 objects: what is sent at a time.
     ///
     /// ```no_run
     /// # async fn run(queue: wingbeat::Queue<String>) -> wingbeat::Result<()> {

@@ -465,6 +465,44 @@ fn of_several_waits_the_one_in_the_circle_is_told() {
 }
 
 #[test]
+fn a_member_that_is_about_to_get_a_call_is_one_of_its_pool() {
+    let _local = Local::start(2);
+    let pool = ActorPool::new([Tally::remote(0)]);
+    let (held, holds) = std::sync::mpsc::channel();
+    let (goes_on, waits) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|threads| {
+        let session = wingbeat::Session::current().unwrap();
+        let pool = &pool;
+        threads.spawn(move || {
+            let _entered = session.enter();
+            let mut work = pool.work::<u64>();
+            let submits = work.submit(|tally| {
+                held.send(()).unwrap();
+                waits.recv().unwrap();
+                tally.add(1)
+            });
+            wingbeat::block_on(submits).unwrap();
+            wingbeat::block_on(work.next()).unwrap().unwrap();
+        });
+        holds.recv().unwrap();
+        assert_eq!((pool.len(), pool.pop_idle().is_some()), (1, false));
+        let mut work = pool.work::<u64>();
+        // The first poll looks for a member.
+        let mut submits = Box::pin(work.submit(|tally| tally.add(1)));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(submits.as_mut().poll(&mut cx).is_pending(), "it waits for the only one");
+        goes_on.send(()).unwrap();
+        wingbeat::block_on(submits).unwrap();
+        wingbeat::block_on(work.next()).unwrap().unwrap();
+    });
+    let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        wingbeat::block_on(pool.work::<u64>().submit(|_| panic!("before there is a call"))).unwrap();
+    }));
+    assert!(panics.is_err());
+    assert_eq!(wingbeat::block_on(pool.map(0..3u64, |tally, _| tally.add(1))).unwrap().len(), 3);
+}
+
+#[test]
 fn a_pool_spreads_work_in_order_and_out_of_it() {
     let _local = Local::start(2);
     let pool = ActorPool::new([Tally::remote(0), Tally::remote(0)]);

@@ -222,6 +222,23 @@ fn a_batch_is_put_whole_or_not_at_all_and_got_as_far_as_there_is_one() {
 }
 
 #[test]
+fn more_than_is_sent_at_a_time_comes_in_several_batches() {
+    // A store that has no room for all of them at once.
+    let _local = Local::from(wingbeat::init().num_cpus(1).object_store_memory(64 << 20));
+    let queue = Queue::<Vec<u8>>::unbounded();
+    for item in 0..40 {
+        queue.put_blocking(&vec![item; 2 << 20]).unwrap();
+    }
+    let mut got = Vec::new();
+    while got.len() < 40 {
+        let batch = wingbeat::block_on(queue.get_many(usize::MAX)).unwrap();
+        assert!(batch.len() <= 8, "{} MiB at a time", 2 * batch.len());
+        got.extend(batch.iter().map(|item| item[0]));
+    }
+    assert_eq!(got, (0..40).collect::<Vec<u8>>());
+}
+
+#[test]
 fn a_batch_that_waits_for_room_is_not_overtaken_by_what_would_fit() {
     let _local = Local::start(1);
     let queue = Queue::<u64>::bounded(2);

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, MachineId};
 use wingbeat_core::{ClusterId, NodeId, ProcessId};
@@ -28,6 +29,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(1);
 /// So many nodes are asked whether they hear a head.
 const ASKED: usize = 64;
+const NODES_HEAR: &str = "nodes that are in the journal hear, or have just heard,";
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -64,21 +66,25 @@ impl Asker<'_> {
         // Both name the same one.
         let Some(standby) = open.iter().find_map(|by| by.standby.as_ref()) else { return Ok(()) };
         // At once: a machine that is gone is silent for longer than nodes wait for the next head.
+        let heard = Mutex::new(None);
         let asking = async {
             tokio::select! {
                 said = until_said(|| self.ask_standby(standby)) => said,
-                said = until_said(|| self.ask_nodes(open)) => said,
+                said = until_said(|| self.ask_nodes(open, &heard)) => said,
             }
         };
         match tokio::time::timeout(LIMIT, asking).await {
             Ok(Answer::MayLead) => Ok(()),
             Ok(Answer::Superseded) => Err(superseded(standby)),
             Ok(Answer::Another(head)) => Err(another(&head, "the standby that the journal names follows")),
-            Err(_) => Err(refused(format!(
-                "the journal names a standby at {}, which may have taken over, and neither that nor enough nodes answer. Start the \
-                 standby again, or this head with --without-standby if it is certain that no other head of the cluster runs",
-                shown(standby)
-            ))),
+            Err(_) => Err(match heard.lock().take() {
+                Some(head) => another(&head, NODES_HEAR),
+                None => refused(format!(
+                    "the journal names a standby at {}, which may have taken over, and neither that nor enough nodes answer. Start the \
+                     standby again, or this head with --without-standby if it is certain that no other head of the cluster runs",
+                    shown(standby)
+                )),
+            }),
         }
     }
 
@@ -119,7 +125,7 @@ impl Asker<'_> {
                 return Err(superseded(standby));
             }
             if tokio::time::Instant::now() > until {
-                return Err(another(&head, "nodes that are in the journal hear, or have just heard,"));
+                return Err(another(&head, NODES_HEAR));
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -166,7 +172,8 @@ impl Asker<'_> {
     }
 
     /// By each succession so many nodes that the others were no majority for the standby, and from now on are none.
-    async fn ask_nodes(&self, open: &[Succession]) -> Option<Answer> {
+    /// Who of them hears another head says which, and nobody is asked then.
+    async fn ask_nodes(&self, open: &[Succession], heard: &Mutex<Option<Address>>) -> Option<Answer> {
         // As the head that the standby followed: whoever has joined the standby since, or promised to, does not support that.
         let epoch = open.iter().map(|by| by.generation.epoch).max()?;
         let generation = Generation { epoch, count: u64::MAX };
@@ -177,9 +184,13 @@ impl Asker<'_> {
         let first = self.ask_all(&before_all_others(), voters.into_iter().collect()).await;
         let standbys: Vec<&Address> = open.iter().filter_map(|by| by.standby.as_ref()).collect();
         let is_standby = |head: &Address| standbys.iter().any(|standby| is_at(standby, head));
-        let hears_another =
-            |said: &Support| matches!(said, Support::Joined { heard_at: Some(head), .. } if !is_standby(head));
-        if first.iter().any(|(.., said)| said.as_ref().is_some_and(hears_another)) {
+        let other = first.iter().find_map(|(.., said)| match said {
+            Some(Support::Joined { heard_at: Some(head), .. }) if !is_standby(head) => Some(head.clone()),
+            _ => None,
+        });
+        let is_heard = other.is_some();
+        *heard.lock() = other;
+        if is_heard {
             return None;
         }
         let those = first.into_iter().filter_map(|(node, at, said)| said.map(|_| (node, at))).collect();

@@ -146,7 +146,8 @@ impl Gpus {
         }
         if let Offered::Pretended(count) = offered {
             let given: Vec<String> = seen.iter().map(|(name, _)| name.clone()).collect();
-            let pretended = (0_u32..).map(|index| index.to_string()).filter(|name| !given.contains(name));
+            // Behind those that are there: what is hidden from the daemon is not to be used.
+            let pretended = (found.len() as u32..).map(|index| index.to_string()).filter(|name| !given.contains(name));
             seen.extend(pretended.take((count as usize).saturating_sub(given.len())).map(|name| (name, None)));
         }
         let devices: Option<Vec<DeviceInfo>> = seen.iter().map(|(_, device)| device.clone()).collect();
@@ -343,6 +344,12 @@ mod tests {
         assert!(
             error.contains("num_gpus") && error.contains("this machine has 1, with CUDA_VISIBLE_DEVICES=1"),
             "{error}"
+        );
+        let hidden = Gpus::of(Kind::Nvidia, three(), Some("1"), Offered::Pretended(3));
+        assert_eq!(
+            visible(&hidden, &[0, 1, 2]).as_deref(),
+            Some("1,3,4"),
+            "the machine has a 0 and a 2, which are not its own"
         );
         let told = Gpus::of(Kind::Nvidia, Vec::new(), Some("4,5,6"), Offered::First(2));
         assert_eq!(

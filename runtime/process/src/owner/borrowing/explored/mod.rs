@@ -15,6 +15,17 @@ use self::program::{Scenario, Task};
 use super::tests::{Pid, process};
 use super::*;
 
+/// What may happen next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Deliver(Pid, Pid),
+    Acknowledge(Pid, Pid),
+    Run(Pid, u64),
+    ReleaseLoop(Pid),
+    /// The old rule: a message whose registrations were acknowledged goes on.
+    GoOn(Pid, usize),
+}
+
 /// How it is decided what a confirmation waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Rule {

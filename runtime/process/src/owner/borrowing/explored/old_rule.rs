@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::tests::Pid;
 use super::super::*;
-use super::search::Step;
-use super::{Message, World};
+use super::{Message, Step, World};
 
 /// A message that waits by the old rule for each of these registrations.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -7,17 +7,7 @@ use super::super::tests::Pid;
 use super::program::{
     Scenario, borrowed_again_and_again, down_and_up, handed_on, kept_by_an_actor, nested, nested_and_passed_twice,
 };
-use super::{Broken, Rule, World};
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
-    Deliver(Pid, Pid),
-    Acknowledge(Pid, Pid),
-    Run(Pid, u64),
-    ReleaseLoop(Pid),
-    /// The old rule: a message whose registrations were acknowledged goes on.
-    GoOn(Pid, usize),
-}
+use super::{Broken, Rule, Step, World};
 
 impl World {
     fn steps(&mut self, scenario: &Scenario) -> Vec<Step> {
