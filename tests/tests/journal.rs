@@ -108,7 +108,7 @@ fn a_run_that_starts_its_ranks_again_waits_until_the_journal_can_be_written() {
         return;
     }
     let disk = SmallDisk::new();
-    let mut cluster = TestCluster::with_journal_at(&disk.dir.path().join("journal"), 1, 2).unwrap();
+    let cluster = TestCluster::with_journal_at(&disk.dir.path().join("journal"), 1, 2).unwrap();
     let driver = join(&cluster).unwrap();
     let (script, fails) = (cluster.folder().join("script.py"), cluster.folder().join("fails"));
     std::fs::write(

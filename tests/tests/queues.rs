@@ -167,7 +167,7 @@ fn items_that_a_cancelled_task_did_not_wait_for_go_back() {
         let begun = folder.path().join(round.to_string());
         let task = begins_a_get::remote(queue.clone(), count as usize, begun.clone());
         wait_for(&begun);
-        let items: Vec<Vec<u8>> = (0..4).map(|i| vec![4 * round + i; 4 << 20]).collect();
+        let items: Vec<Vec<u8>> = (0..4).map(|i| vec![4 * round + i; 3 << 20]).collect();
         wingbeat::block_on(queue.put_many(&items)).unwrap();
         // So that they are on their way.
         wait_for_size(&queue, 4 - u64::from(count));
