@@ -380,7 +380,9 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
                     }
                 }
                 self.watched_to = state.next_call;
-                state.busy.values().map(|(_, object)| object.handle().clone()).take(2).collect()
+                let about_to_be_busy = state.taken;
+                let busy = state.busy.values().map(|(_, object)| object.handle().clone());
+                if about_to_be_busy == 0 { busy.take(2).collect() } else { Vec::new() }
             };
             // Of several, it waits for none in particular.
             let on = if on.len() == 1 { on } else { Vec::new() };

@@ -68,6 +68,8 @@ struct Item {
 
 /// So much is sent to a consumer at a time, but for an item that alone is more: what finds no room on the way could not go back.
 const BATCH_BYTES: usize = 16 << 20;
+/// So much of that is an item without its own bytes.
+const ITEM_BYTES: usize = 32;
 /// The same of refs.
 const BATCH_REFS: usize = 1_000;
 
@@ -75,7 +77,7 @@ const BATCH_REFS: usize = 1_000;
 fn sent_at_a_time<'a>(items: impl IntoIterator<Item = &'a Item>) -> usize {
     let (mut bytes, mut refs) = (0, 0);
     let fits = items.into_iter().take_while(|item| {
-        bytes += item.bytes.len();
+        bytes += item.bytes.len() + ITEM_BYTES;
         refs += item.refs.len();
         bytes <= BATCH_BYTES && refs <= BATCH_REFS
     });

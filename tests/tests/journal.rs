@@ -131,6 +131,7 @@ fn a_run_that_starts_its_ranks_again_waits_until_the_journal_can_be_written() {
         wingbeat::block_on(group.into_future())
     };
     assert!((0..1_000).any(|number| group(format!("{number} {}", "x".repeat(200))).is_err()));
+    assert!((0..1_000).any(|number| group(number.to_string()).is_err()), "there is no room for a small one, either");
     // Whoever reads it is at its end.
     drop(File::options().write(true).open(&fails).unwrap());
     let waits = said.find(|line| line.as_ref().unwrap().contains("the head cannot write its journal"));

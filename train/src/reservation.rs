@@ -60,20 +60,31 @@ impl Reservation {
             error => error.into(),
         };
         let session = Session::current()?;
-        let units = units(scaling).await?;
-        let (bundles, strategy) = scaling.bundles(units);
-        let asked = placement_group(bundles).strategy(strategy);
-        let asked = if patience.for_nodes { asked.wait_until_feasible() } else { asked };
-        let (begun, mut said) = (Instant::now(), SAID);
-        let bundles = loop {
-            let error = match asked.clone().await {
-                Ok(bundles) => break bundles,
+        let (begun, mut said, mut healed) = (Instant::now(), SAID, false);
+        let (units, bundles) = loop {
+            // Nodes come and go while it waits.
+            let units = units(scaling).await?;
+            let (bundles, strategy) = scaling.bundles(units);
+            let asked = placement_group(bundles).strategy(strategy);
+            let asked = if patience.for_nodes { asked.wait_until_feasible() } else { asked };
+            let error = match asked.await {
+                Ok(bundles) => break (units, bundles),
+                Err(error @ Error::Infeasible { .. }) => return Err(infeasible(error)),
                 Err(error) => error,
             };
             let is_in_time = patience.limit.is_none_or(|limit| begun.elapsed() < limit);
+            if !patience.for_nodes || !is_in_time {
+                return Err(error.into());
+            }
             // A run that was going on, or that may wait, does not fail for a disk that is full for a while.
-            let why = if patience.for_nodes && is_in_time { journal_fails(&session).await } else { None };
-            let Some(why) = why else { return Err(infeasible(error)) };
+            let Some(why) = journal_fails(&session).await else {
+                // It may be written again since the group was refused.
+                if std::mem::replace(&mut healed, true) {
+                    return Err(error.into());
+                }
+                continue;
+            };
+            healed = false;
             if begun.elapsed() >= said {
                 (patience.notice)(&format!(
                     "waiting for {} now: the head cannot write its journal: {why}",
