@@ -170,7 +170,7 @@ pub use wingbeat_macros::main;
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
 /// Options: `num_cpus`, `num_gpus`, `gpu_memory` and `memory` (`"8GiB"`, or bytes), `resources(license = 1)`, `labels = "zone=a"`, `spread`, `wait_until_feasible`, `timeout = "30s"` (also `ms`, `min`, `h`), `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
-/// `retry_if = f`, `isolated`, `num_returns`, `stream_ahead`, and `crate = "path::of::wingbeat"` where no dependency is named `wingbeat`, as
+/// `retry_if = f`, `isolated`, `num_returns`, `stream_ahead`, `instances(f32, f64)`, and `crate = "path::of::wingbeat"` where no dependency is named `wingbeat`, as
 /// where another crate has it for its users.
 ///
 /// ```no_run
@@ -229,6 +229,27 @@ pub use wingbeat_macros::main;
 /// fn status(url: String) -> Result<(), u16> {
 ///     Err(503)
 /// }
+/// ```
+///
+/// Another process can run those instances of a generic function that are named: by types and constants, in parentheses where there are
+/// several parameters. To call another one is an error of the compiler's.
+///
+/// ```no_run
+/// #[wingbeat::remote(instances(f32, f64))]
+/// fn largest<T: PartialOrd>(values: Vec<T>) -> Option<T> {
+///     values.into_iter().max_by(|a, b| a.partial_cmp(b).unwrap())
+/// }
+///
+/// #[wingbeat::remote(instances((u64, 2), (String, 3)))]
+/// fn first<T: Clone, const N: usize>(values: Vec<T>) -> Vec<T> {
+///     values[..N].to_vec()
+/// }
+///
+/// # async fn run() -> wingbeat::Result<()> {
+/// assert_eq!(largest::<f32>::remote(vec![1.0, 3.0, 2.0]).get().await?, Some(3.0));
+/// assert_eq!(first::<u64, 2>::remote(vec![4, 5, 6]).get().await?, [4, 5]);
+/// # Ok(())
+/// # }
 /// ```
 pub use wingbeat_macros::remote;
 

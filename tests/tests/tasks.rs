@@ -29,6 +29,38 @@ fn a_broken_pipe_is_an_error_in_a_task_as_in_any_program() {
     assert!(write_to_a_pipe_that_nobody_reads::remote().get_blocking().unwrap());
 }
 
+#[wingbeat::remote(instances(u32, f64, Option<String>))]
+fn last<T: Clone>(mut items: Vec<T>) -> Result<T, String> {
+    items.pop().ok_or_else(|| format!("no {}", std::any::type_name::<T>()))
+}
+
+/// Its instances have an option that says so of all of them.
+#[wingbeat::remote(instances((u64, 2), (String, 3)), num_returns = 2)]
+async fn cut<T: Clone, const N: usize>(items: Vec<T>) -> (Vec<T>, usize)
+where
+    T: Send,
+{
+    tokio::task::yield_now().await;
+    (items[..N].to_vec(), N)
+}
+
+#[test]
+fn instances_of_a_generic_function_that_are_named_can_be_called() {
+    let _local = Local::start(1);
+    assert_eq!(last::<u32>::remote(vec![1, 2]).get_blocking().unwrap(), 2);
+    assert_eq!(last::<f64>::options().num_cpus(0.5).remote(vec![0.5]).get_blocking().unwrap(), 0.5);
+    let none: Option<String> = None;
+    assert_eq!(last::<Option<String>>::remote(vec![none.clone()]).get_blocking().unwrap(), none);
+    let error = last::<u32>::remote(vec![]).get_blocking().unwrap_err();
+    assert_eq!(error.application::<String>().unwrap(), "no u32");
+    assert!(error.to_string().contains("last::<u32>"), "it is said which instance: {error}");
+    let (two, count) = cut::<u64, 2>::remote(vec![1, 2, 3]);
+    assert_eq!((two.get_blocking().unwrap(), count.get_blocking().unwrap()), (vec![1, 2], 2));
+    let words = ["a", "b", "c", "d"].map(str::to_owned);
+    assert_eq!(cut::<String, 3>::remote(words.to_vec()).0.get_blocking().unwrap(), words[..3]);
+    assert_eq!(last(vec![7_i8]), Ok(7), "here any instance can be called");
+}
+
 #[wingbeat::remote]
 async fn add(a: u64, b: u64) -> u64 {
     tokio::task::yield_now().await;

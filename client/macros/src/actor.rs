@@ -136,6 +136,7 @@ struct Constructor {
 
 impl Constructor {
     fn read(function: &ImplItemFn) -> syn::Result<Constructor> {
+        function::check_concrete(&function.sig)?;
         function::check(&function.sig)?;
         let error = match &function.sig.output {
             ReturnType::Default => {
@@ -178,6 +179,7 @@ struct Method {
 impl Method {
     fn read(function: &ImplItemFn, attributes: &Attributes) -> syn::Result<Method> {
         let signature = &function.sig;
+        function::check_concrete(signature)?;
         function::check(signature)?;
         let is_mut = match signature.receiver() {
             Some(receiver) if receiver.reference.is_some() => receiver.mutability.is_some(),

@@ -5,7 +5,7 @@ use quote::quote;
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, Path, Token, Type};
+use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, MetaList, Path, Token, Type};
 
 use crate::crate_path;
 use crate::function::{NumReturns, Returns};
@@ -42,6 +42,7 @@ impl Place {
                 "isolated",
                 "num_returns",
                 "stream_ahead",
+                "instances",
                 crate_path::OPTION,
             ],
             Place::Class => &[
@@ -79,6 +80,8 @@ pub(crate) struct Attributes {
     pub groups: Vec<String>,
     /// Several calls may run at a time.
     pub concurrent: bool,
+    /// Which instances there are of a generic function.
+    pub instances: Option<MetaList>,
     /// What `::wingbeat` is called, where it is not that.
     pub crate_path: Option<Path>,
 }
@@ -140,6 +143,10 @@ impl Attributes {
         }
         match name.as_str() {
             crate_path::OPTION => self.crate_path = Some(crate_path::read(meta)?),
+            "instances" => match meta {
+                Meta::List(list) => self.instances = Some(list.clone()),
+                _ => return Err(syn::Error::new_spanned(meta, "write `instances(f32, f64)`, with types")),
+            },
             "num_cpus" | "num_gpus" => {
                 let value = number(meta)?;
                 if value < 0.0 {

@@ -72,20 +72,25 @@ pub(crate) fn parameters(signature: &Signature) -> syn::Result<Vec<Parameter>> {
     Ok(parameters)
 }
 
+/// Refuses a method or constructor that is generic.
+pub(crate) fn check_concrete(signature: &Signature) -> syn::Result<()> {
+    let generics = &signature.generics;
+    if generics.type_params().next().is_none() && generics.const_params().next().is_none() {
+        return Ok(());
+    }
+    let name = &signature.ident;
+    Err(syn::Error::new_spanned(
+        generics,
+        format!(
+            "a method cannot be generic: another process must know which instance to run. Wrap the instances that you need, for \
+             example: fn {name}_u64(&self, x: u64) -> u64 {{ self.{name}(x) }}"
+        ),
+    ))
+}
+
 /// Refuses what cannot be called from another process.
 pub(crate) fn check(signature: &Signature) -> syn::Result<()> {
     let generics = &signature.generics;
-    let is_generic = generics.type_params().next().is_some() || generics.const_params().next().is_some();
-    if is_generic {
-        let name = &signature.ident;
-        return Err(syn::Error::new_spanned(
-            generics,
-            format!(
-                "a remote function cannot be generic: another process must know which instance to run. Wrap the \
-                 instances that you need, for example: #[wingbeat::remote] fn {name}_u64(x: u64) -> u64 {{ {name}(x) }}"
-            ),
-        ));
-    }
     if signature.receiver().is_none() && generics.lifetimes().next().is_some() {
         let message = "a remote function cannot borrow, its arguments come from another process; take owned types";
         return Err(syn::Error::new_spanned(generics, message));

@@ -4,6 +4,7 @@ mod actor;
 mod attributes;
 mod crate_path;
 mod function;
+mod instances;
 mod plain;
 mod remote;
 

@@ -7,6 +7,7 @@ use syn::ItemFn;
 use crate::attributes::{Attributes, Place};
 use crate::crate_path;
 use crate::function::{self, Parameter};
+use crate::instances::{self, Parameters};
 
 pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<TokenStream> {
     let attributes = Attributes::parse(Place::Function, attribute)?;
@@ -33,50 +34,61 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
     let run = body(item, &parameters, &returns);
     let docs = item.attrs.iter().filter(|attribute| attribute.path().is_ident("doc"));
     let remote_doc = format!("Runs [`{name_text}`] on another process of the cluster; the result arrives in the ref.");
+    let Parameters { declared, given, field } = Parameters::of(&signature.generics);
+    let instances = instances::of(name, &signature.generics, attributes.instances.as_ref())?;
+    let entries = instances.iter().map(|instance| {
+        let (definitions, of) = (&instance.definitions, &instance.text);
+        let text = format!("{text}{of}");
+        quote! {
+            #[allow(non_camel_case_types, clippy::too_many_arguments)]
+            const _: () = {
+                #definitions
+
+                const PATH: &str = ::core::concat!(::core::module_path!(), "::", #name_text, #of);
+
+                fn __wingbeat_run(mut #arguments: ::wingbeat::__private::Arguments)
+                    -> ::core::result::Result<::wingbeat::__private::Running, ::wingbeat::Error>
+                {
+                    #decode
+                    ::core::result::Result::Ok(#run)
+                }
+
+                static ENTRY: ::wingbeat::__private::Function = ::wingbeat::__private::Function {
+                    path: PATH,
+                    signature: #text,
+                    parameters: &[#(#texts),*],
+                    outputs: #outputs,
+                    is_asynchronous: #is_asynchronous,
+                    defaults: #defaults,
+                    run: __wingbeat_run,
+                    checked: ::core::sync::atomic::AtomicU32::new(0),
+                };
+
+                ::wingbeat::__private::inventory::submit! {
+                    ::wingbeat::__private::Entry::Function(&ENTRY)
+                }
+
+                #[allow(dead_code)]
+                impl #name #given {
+                    #[doc = #remote_doc]
+                    #visibility fn remote(#(#names: impl ::wingbeat::IntoArg<#types>),*) -> #refs {
+                        Self::options().remote(#(#names),*)
+                    }
+
+                    /// Options for one call; `.remote(…)` makes it.
+                    #visibility fn options() -> ::wingbeat::TaskOptions<fn(#(#types),*) -> #marker> {
+                        ::wingbeat::TaskOptions::of(&ENTRY)
+                    }
+                }
+            };
+        }
+    });
     let code = quote! {
         #(#docs)*
         #[allow(non_camel_case_types, dead_code)]
-        #visibility struct #name {}
+        #visibility struct #name #declared { #field }
 
-        #[allow(non_camel_case_types, clippy::too_many_arguments)]
-        const _: () = {
-            const PATH: &str = ::core::concat!(::core::module_path!(), "::", #name_text);
-
-            fn __wingbeat_run(mut #arguments: ::wingbeat::__private::Arguments)
-                -> ::core::result::Result<::wingbeat::__private::Running, ::wingbeat::Error>
-            {
-                #decode
-                ::core::result::Result::Ok(#run)
-            }
-
-            static ENTRY: ::wingbeat::__private::Function = ::wingbeat::__private::Function {
-                path: PATH,
-                signature: #text,
-                parameters: &[#(#texts),*],
-                outputs: #outputs,
-                is_asynchronous: #is_asynchronous,
-                defaults: #defaults,
-                run: __wingbeat_run,
-                checked: ::core::sync::atomic::AtomicU32::new(0),
-            };
-
-            ::wingbeat::__private::inventory::submit! {
-                ::wingbeat::__private::Entry::Function(&ENTRY)
-            }
-
-            #[allow(dead_code)]
-            impl #name {
-                #[doc = #remote_doc]
-                #visibility fn remote(#(#names: impl ::wingbeat::IntoArg<#types>),*) -> #refs {
-                    Self::options().remote(#(#names),*)
-                }
-
-                /// Options for one call; `.remote(…)` makes it.
-                #visibility fn options() -> ::wingbeat::TaskOptions<fn(#(#types),*) -> #marker> {
-                    ::wingbeat::TaskOptions::of(&ENTRY)
-                }
-            }
-        };
+        #(#entries)*
     };
     let code = crate_path::renamed(code, attributes.crate_path.as_ref());
     Ok(quote!(#item #code))
@@ -85,7 +97,9 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
 fn body(item: &ItemFn, parameters: &[Parameter], returns: &function::Returns) -> TokenStream {
     let name = &item.sig.ident;
     let locals = parameters.iter().map(|parameter| &parameter.local);
-    let call = quote!(#name(#(#locals),*));
+    let given = Parameters::of(&item.sig.generics).given;
+    let instance = if given.is_empty() { given } else { quote!(::#given) };
+    let call = quote!(#name #instance (#(#locals),*));
     // Not to be met by the function's own name.
     let items = proc_macro2::Ident::new("items", proc_macro2::Span::mixed_site());
     let is_async = item.sig.asyncness.is_some();
