@@ -15,7 +15,7 @@ use wingbeat_worker::node;
 use wingbeat_worker::offer::Offer;
 use wingbeat_worker::{join, token};
 
-use crate::say::{note, say_of_daemon};
+use crate::say::{notice, say_of_daemon};
 use crate::signals::{INTERRUPTED, Signals};
 use crate::sizes;
 
@@ -210,14 +210,14 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
                         limits().lost.as_secs()
                     ),
                 };
-                note!("wingbeat head: {}; {next} (`wingbeat stop` would have ended them)", asked.what);
+                notice!("wingbeat head: {}; {next} (`wingbeat stop` would have ended them)", asked.what);
                 head.leave().await;
                 return Ok(());
             }
-            note!("wingbeat head: {}; ending the cluster", asked.what);
+            notice!("wingbeat head: {}; ending the cluster", asked.what);
         }
         stopped = head.stopped() => match stopped {
-            Ok(()) => note!("wingbeat head: the cluster was stopped"),
+            Ok(()) => notice!("wingbeat head: the cluster was stopped"),
             Err(why) => anyhow::bail!("{why}"),
         },
     }
@@ -248,12 +248,12 @@ async fn stand_by(
             outcome = standby.outcome() => return match outcome {
                 Outcome::Leads(head) => {
                     if standby.head().is_some() {
-                        note!("wingbeat head: the last head is gone; this standby leads now");
+                        notice!("wingbeat head: the last head is gone; this standby leads now");
                     }
                     Ok(Some(head))
                 }
                 Outcome::Stopped => {
-                    note!("wingbeat head: the cluster was stopped");
+                    notice!("wingbeat head: the cluster was stopped");
                     Ok(None)
                 }
                 Outcome::Failed(error) => Err(error).context("the standby ends"),
@@ -269,7 +269,7 @@ async fn stand_by(
                 say_of_daemon!("  it has all that the head has written, and takes over when that is gone");
             }
             asked = signals.next() => {
-                note!("wingbeat head: {}; the head goes on without this standby", asked.what);
+                notice!("wingbeat head: {}; the head goes on without this standby", asked.what);
                 return Ok(None);
             }
         }
@@ -312,12 +312,12 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     say_of_daemon!("wingbeat worker {} joined {head} with {resources}", node.id());
     let outcome = tokio::select! {
         asked = signals.next() => {
-            note!("wingbeat worker: {}; ending what runs here", asked.what);
+            notice!("wingbeat worker: {}; ending what runs here", asked.what);
             Ok(())
         }
         ended = node.ended() => match ended {
             Ok(why) => {
-                note!("wingbeat worker: {why}");
+                notice!("wingbeat worker: {why}");
                 Ok(())
             }
             Err(why) => Err(anyhow::Error::msg(why)),

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use say::note;
+use say::fail;
 
 /// Remote tasks, actors and distributed training.
 ///
@@ -44,6 +44,8 @@ struct Cli {
     /// The cluster of this name in the configuration; see `wingbeat context --help`.
     #[arg(long, global = true, value_name = "NAME", env = context::CONTEXT_VARIABLE)]
     context: Option<String>,
+    #[command(flatten)]
+    shown: say::Shown,
     #[command(subcommand)]
     command: Command,
 }
@@ -94,20 +96,20 @@ fn main() -> ExitCode {
             used.prefix
         }
         Err(error) => {
-            note!("error: {error:#}");
+            fail!("{error:#}");
             return ExitCode::FAILURE;
         }
     };
     // Options that were not given are read from the environment again.
     let cli = Cli::parse();
     wingbeat_net::memory::give_back_large_buffers();
-    wingbeat_worker::log::to_stderr();
+    cli.shown.begin();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     // Housekeeping uses a thread every second: whichever did not do that for longer is not needed.
     let runtime = match builder.enable_all().thread_keep_alive(std::time::Duration::from_secs(2)).build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            note!("error: cannot start: {error}");
+            fail!("cannot start: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -140,7 +142,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // What others said may be in it.
-            note!("error: {}", wingbeat_core::names::printable_lines(&format!("{context}{error:#}")));
+            fail!("{}", wingbeat_core::names::printable_lines(&format!("{context}{error:#}")));
             ExitCode::FAILURE
         }
     }

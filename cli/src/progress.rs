@@ -11,7 +11,7 @@ use wingbeat_train::{Line, Lines, RankOutput, RankProgress};
 
 use crate::aside::Aside;
 use crate::rank_logs;
-use crate::say::note;
+use crate::say::{is_quiet, notice};
 
 /// How often a line is printed where there is no terminal.
 const PLAIN: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ impl Progress {
     /// # Errors
     /// The process may have no more threads.
     pub(crate) fn new(is_prefixed: bool) -> std::io::Result<Progress> {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = (std::io::stderr().is_terminal() && !is_quiet()).then(|| {
             let bar = ProgressBar::new_spinner();
             // The template is this one's own.
             if let Ok(style) = ProgressStyle::with_template("{msg}\n{spinner} {elapsed} {prefix}") {
@@ -86,6 +86,7 @@ impl Progress {
         let aside = Aside::start(move |told| {
             let mut state = shown.lock().unwrap_or_else(PoisonError::into_inner);
             match told {
+                Message::Notice(_) if is_quiet() => {}
                 Message::Notice(text) => {
                     let bar = state.bar.clone();
                     drop(state);
@@ -212,7 +213,7 @@ impl State {
             }
             None if now.reports > 0 => {
                 let seconds = self.begun.elapsed().as_secs_f64();
-                note!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics));
+                notice!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics));
             }
             // The first report is worth a line.
             None => self.shown = None,

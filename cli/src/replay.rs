@@ -13,7 +13,7 @@ use wingbeat_node as node;
 use wingbeat_process::recorded as process;
 
 use self::brief::{brief, names};
-use crate::say::{note, say};
+use crate::say::{fail, say};
 
 /// Play back what a head and nodes took in, and check that they decide the same again; show what drivers and worker
 /// processes heard and said.
@@ -219,7 +219,7 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
             // The others may tell.
             Err(error) => {
                 unread += 1;
-                note!("error: {error:#}");
+                fail!("{error:#}");
             }
         }
     }

@@ -12,6 +12,7 @@ use wingbeat_core::{Amount, ResourceSet};
 use wingbeat_net::messages::{ClusterState, OwningJob};
 
 use crate::cluster::What;
+use crate::say::{HEADING, TROUBLE};
 use crate::sizes;
 
 /// The columns of a line where the output is no terminal: programs that look for words find them on one line.
@@ -98,7 +99,7 @@ impl Shown {
 
     fn title(&mut self, title: &str) {
         let gap = if self.text.is_empty() { "" } else { "\n" };
-        let _ = writeln!(self.text, "{gap}{title}");
+        let _ = writeln!(self.text, "{gap}{HEADING}{title}{HEADING:#}");
     }
 
     /// Columns under their headings, without rules, and without those in which nothing stands. `numbers` are the columns that are aligned to
@@ -315,7 +316,7 @@ impl Shown {
         }
         if !lines.is_empty() {
             self.title("to look after");
-            lines.iter().for_each(|line| self.line(&format!("  {line}")));
+            lines.iter().for_each(|line| self.line(&format!("  {TROUBLE}{line}{TROUBLE:#}")));
         }
     }
 

@@ -14,7 +14,7 @@ use wingbeat_worker::join;
 use crate::aside::Aside;
 use crate::joining::Joining;
 use crate::rank_logs::{self, ErrorFiles, RankLogs, Streams, Texts, Wanted};
-use crate::say::note;
+use crate::say::{fail, note, notice};
 use crate::signals::{self, Heard};
 use crate::sizes;
 use crate::train::{End, run};
@@ -193,7 +193,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
                 "unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured"
             ),
         };
-        note!("error: {why}");
+        fail!("{why}");
         // As for whatever else is wrong with a command line.
         return Ok(ExitCode::from(2));
     }
@@ -237,7 +237,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     let logs = RankLogs::new(args.log_dir.as_deref(), &run_id, per_node.ranks, wanted, args.role.clone())?;
     let errors = logs.errors();
     let dir = logs.dir().filter(|_| logs.has_files()).map(Path::to_owned);
-    let notices = Aside::start(|text: String| note!("wingbeat: {text}"))?;
+    let notices = Aside::start(|text: String| notice!("wingbeat: {text}"))?;
     let told = notices.clone();
     let scaling = Scaling::nodes(nodes, per_node.ranks)
         .elastic(least..=nodes)
@@ -270,13 +270,13 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     notices.end();
     if let Some(dir) = dir {
         rank_logs::end_line();
-        note!("wingbeat torchrun: what ranks printed is in {}", dir.display());
+        notice!("wingbeat torchrun: what ranks printed is in {}", dir.display());
     }
     let incomplete = rank_logs::is_incomplete();
     Ok(match outcome {
         End::Done(_) => match incomplete {
             Some(why) => {
-                note!("error: {why}");
+                fail!("{why}");
                 ExitCode::from(rank_logs::INCOMPLETE)
             }
             None => ExitCode::SUCCESS,
@@ -287,7 +287,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
                 tell_own_launcher(*rank, &errors);
             }
             rank_logs::end_line();
-            note!("error: {error}");
+            fail!("{error}");
             ExitCode::FAILURE
         }
     })
@@ -379,7 +379,7 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
     };
     if has_gpus && text != "cpu" && per_node.gpus == 0.0 && args.gpus_per_rank.is_none() {
         let ranks = per_node.ranks;
-        note!(
+        notice!(
             "wingbeat torchrun: {ranks} ranks on a node with {least_gpus} GPUs see none; with --gpus-per-rank they share \
              them, which gloo can do and NCCL cannot"
         );

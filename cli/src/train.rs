@@ -19,7 +19,7 @@ use wingbeat_train::{
 use crate::joining::Joining;
 use crate::progress::{self, Progress};
 use crate::rank_logs;
-use crate::say::note;
+use crate::say::{fail, note, notice};
 use crate::signals::{self, Heard};
 use crate::sizes;
 
@@ -318,7 +318,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
                 }
                 tell_in(dir, "result.json", finished(&result).to_string().as_bytes());
             }
-            note!(
+            notice!(
                 "wingbeat train: {} done in {:.1} s, attempt {}{}",
                 progress::counted(result.ranks),
                 result.elapsed.as_secs_f64(),
@@ -326,21 +326,21 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
                 progress::metrics(&result.metrics)
             );
             if let Some(checkpoint) = &result.checkpoint {
-                note!("wingbeat train: the newest checkpoint is {}", checkpoint.url);
+                notice!("wingbeat train: the newest checkpoint is {}", checkpoint.url);
             }
             if let Some(best) = &result.best_checkpoint {
-                note!("wingbeat train: the best is {}", best.url);
+                notice!("wingbeat train: the best is {}", best.url);
             }
             match rank_logs::is_incomplete() {
                 Some(why) => {
-                    note!("error: {why}");
+                    fail!("{why}");
                     Ok(ExitCode::from(rank_logs::INCOMPLETE))
                 }
                 None => Ok(ExitCode::SUCCESS),
             }
         }
         End::Failed(error, signal) => {
-            note!("error: {error}");
+            fail!("{error}");
             if let Some(dir) = &args.results {
                 tell_in(dir, "error.json", described(&error).to_string().as_bytes());
                 if let TrainError::RankFailed { python_error: Some(raised), .. } = &error
@@ -393,7 +393,7 @@ pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: Heard
             stopper.stop_with(signal.number);
             let what = signal.what;
             let noted = std::thread::Builder::new();
-            let _ = noted.spawn(move || note!("wingbeat: {what}; ranks that run may save what they have"));
+            let _ = noted.spawn(move || notice!("wingbeat: {what}; ranks that run may save what they have"));
         })
     });
     if let Err(error) = listens {

@@ -7,10 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use wingbeat_core::names::printable_lines;
 
-use crate::say::{note, say};
-
-/// Moves to the upper left corner and clears the screen.
-const CLEAR: &str = "\x1b[H\x1b[2J";
+use crate::say::{fail, say, screen};
 
 #[derive(Args)]
 pub(crate) struct Watch {
@@ -50,14 +47,14 @@ impl Watch {
                 next = async { tokio::time::sleep(pause).await; text().await } => match next {
                     Ok(next) => shown = next,
                     Err(error) => {
-                        let why = printable_lines(&format!("error: {error:#}")).into_owned();
+                        let why = printable_lines(&format!("{error:#}")).into_owned();
                         if !std::io::stdout().is_terminal() {
                             // A program may read the rest.
-                            note!("{why}");
+                            fail!("{why}");
                             is_drawn = true;
                             continue;
                         }
-                        shown = why;
+                        shown = format!("error: {why}");
                     }
                 }
             }
@@ -69,12 +66,12 @@ impl Watch {
             say!("{}\n", text.trim_end());
             return;
         };
-        say!("{CLEAR}{}", screen(text, pause, size.ws_row));
+        screen(&page(text, pause, size.ws_row));
     }
 }
 
 /// As much of a text as fits on a screen, below a line that says how often it is shown.
-fn screen(text: &str, pause: Duration, rows: u16) -> String {
+fn page(text: &str, pause: Duration, rows: u16) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     // The heading, and the line that the cursor is on.
     let room = match rows {
@@ -97,10 +94,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_on_the_screen_is_counted() {
         let text = "one\ntwo\nthree\n";
-        assert_eq!(screen(text, Duration::from_secs(2), 24), "every 2s; Ctrl-C ends it\n\none\ntwo\nthree");
-        assert_eq!(screen(text, Duration::from_secs(2), 0), "every 2s; Ctrl-C ends it\n\none\ntwo\nthree");
+        assert_eq!(page(text, Duration::from_secs(2), 24), "every 2s; Ctrl-C ends it\n\none\ntwo\nthree");
+        assert_eq!(page(text, Duration::from_secs(2), 0), "every 2s; Ctrl-C ends it\n\none\ntwo\nthree");
         assert_eq!(
-            screen(text, Duration::from_secs(2), 5),
+            page(text, Duration::from_secs(2), 5),
             "every 2s; Ctrl-C ends it; 1 more lines do not fit\n\none\ntwo"
         );
     }
