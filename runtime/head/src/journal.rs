@@ -560,7 +560,8 @@ impl Writer {
             };
             let mut asked = Vec::new();
             let mut intended = Changes::new();
-            let mut using = Use::GoesOn;
+            // What changes nothing would be written without a touch of the disk, and says nothing of it.
+            let mut using = if self.is_failing() { Use::Tries } else { Use::GoesOn };
             match first {
                 Ok(first) => {
                     self.take_in(first, &mut intended, &mut asked);

@@ -136,7 +136,8 @@ impl Head {
         }
         // A port that somebody else has is found before anybody gives up something for this head.
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
-        let asker = permission::Asker { token: &config.token, cluster: config.cluster, epoch: remembered.epoch };
+        let token = config.token.clone();
+        let asker = permission::Asker { token, cluster: config.cluster, epoch: remembered.epoch };
         let open = permission::open_among(&remembered.facts);
         // First, since it changes nothing anywhere: a standby that lets this one lead could not take over from the head that it follows.
         asker.nobody_leads(&remembered.facts, &open).await?;
@@ -144,8 +145,13 @@ impl Head {
             FormerStandby::IsAsked => asker.may_lead(&open).await?,
             FormerStandby::IsGone => asker.is_alone(&open).await?,
         }
+        let nodes = permission::nodes_among(&remembered.facts);
         let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
-        Ok(Self::serve_at(listener, config, shell))
+        let head = Self::serve_at(listener, config, shell);
+        let shell = head.shell.clone();
+        let looking = async move { shell.until_stopped(asker.ends_beside_another(&shell, &nodes)).await };
+        head.shell.vital("asking nodes that do not come", looking);
+        Ok(head)
     }
 
     /// A standby of the head at `head` (`host:port`, or several): it follows that with a copy of its journal, and takes over when it is gone.

@@ -19,6 +19,7 @@ use wingbeat_net::services::{
     StandbyRequest, StandbyResponse,
 };
 
+use crate::service::Shell;
 use crate::state::Fact;
 use crate::succession::blocking;
 
@@ -34,8 +35,8 @@ const NODES_HEAR: &str = "nodes that are in the journal hear, or have just heard
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Who asks.
-pub(crate) struct Asker<'a> {
-    pub token: &'a Token,
+pub(crate) struct Asker {
+    pub token: Token,
     pub cluster: ClusterId,
     /// With which it would lead.
     pub epoch: Epoch,
@@ -51,7 +52,7 @@ enum Answer {
     Another(Address),
 }
 
-impl Asker<'_> {
+impl Asker {
     fn hello(&self) -> Hello {
         let hello =
             Hello { role: Role::Head, purpose: Purpose::Control, cluster: Some(self.cluster), ..Hello::of_tool() };
@@ -112,11 +113,7 @@ impl Asker<'_> {
     /// Some are connected to the standby that is named in the file; or some are to another, and stay so: this file is a copy from before
     /// that head, and whoever came over from it would find nothing of what it has acknowledged.
     pub(crate) async fn nobody_leads(&self, facts: &[Fact], open: &[Succession]) -> Result<(), Error> {
-        let nodes = facts.iter().filter_map(|fact| match fact {
-            Fact::Node(node, _) => Some(&node.address),
-            _ => None,
-        });
-        let nodes: Vec<&Address> = nodes.collect();
+        let nodes = nodes_among(facts);
         let until = tokio::time::Instant::now() + limits().silence * 2;
         while let Some(head) = self.head_that_is_heard(&nodes).await {
             if let Some(standby) =
@@ -132,11 +129,24 @@ impl Asker<'_> {
         Ok(())
     }
 
-    async fn head_that_is_heard(&self, nodes: &[&Address]) -> Option<Address> {
+    /// Ends `head`, which leads already, when one of these nodes hears another, and none has come: all may have been between two heads when
+    /// it was started, and its file may be a copy.
+    pub(crate) async fn ends_beside_another(&self, head: &Shell, nodes: &[Address]) {
+        while head.is_without_those_it_expects() {
+            tokio::time::sleep(limits().silence).await;
+            if let Some(other) = self.head_that_is_heard(nodes).await
+                && head.is_without_those_it_expects()
+            {
+                return head.ends_for(another(&other, NODES_HEAR).to_string());
+            }
+        }
+    }
+
+    async fn head_that_is_heard(&self, nodes: &[Address]) -> Option<Address> {
         let some = nodes.iter().step_by(nodes.len().div_ceil(ASKED).max(1));
         let asking = some.map(async |node| {
             match tokio::time::timeout(ANSWER, self.ask_node(node, before_all_others())).await.ok()?? {
-                Support::Joined { heard_at, .. } => heard_at,
+                Support::Joined { epoch, heard_at } => heard_at.filter(|_| epoch != self.epoch),
                 Support::Given | Support::Promised(_) => None,
             }
         });
@@ -163,9 +173,9 @@ impl Asker<'_> {
     async fn dial_standby(&self, standby: &Address) -> Result<(Stream, Welcome), DialError> {
         // Its next life has another socket, and the same port.
         let far = Address { machine: MachineId(0), unix: String::new(), ..standby.clone() };
-        match address::dial_and_learn(standby, "the standby", self.token, self.hello()).await {
+        match address::dial_and_learn(standby, "the standby", &self.token, self.hello()).await {
             Err(DialError::Gone(_)) if far.tcp.is_some() => {
-                address::dial_and_learn(&far, "the standby", self.token, self.hello()).await
+                address::dial_and_learn(&far, "the standby", &self.token, self.hello()).await
             }
             dialled => dialled,
         }
@@ -181,7 +191,9 @@ impl Asker<'_> {
             open.iter().flat_map(|by| by.voters.iter().map(|(node, address)| (*node, address))).collect();
         let leads = Leadership { generation, is_revoked: true, standby: None };
         // Before any node forgets the standby for this head: where only one of them hears another, this has a copy of the file.
-        let first = self.ask_all(&before_all_others(), voters.into_iter().collect()).await;
+        // One whose machine is gone is waited for in each attempt.
+        let limit = limits().takeover / 2;
+        let first = self.ask_all(&before_all_others(), voters.into_iter().collect(), limit).await;
         let standbys: Vec<&Address> = open.iter().filter_map(|by| by.standby.as_ref()).collect();
         let is_standby = |head: &Address| standbys.iter().any(|standby| is_at(standby, head));
         let other = first.iter().find_map(|(.., said)| match said {
@@ -194,7 +206,8 @@ impl Asker<'_> {
             return None;
         }
         let those = first.into_iter().filter_map(|(node, at, said)| said.map(|_| (node, at))).collect();
-        let answers = self.ask_all(&leads, those).await.into_iter().map(|(node, _, said)| (node, said)).collect();
+        let answers = self.ask_all(&leads, those, limit).await;
+        let answers = answers.into_iter().map(|(node, _, said)| (node, said)).collect();
         said_by_nodes(open, &answers)
     }
 
@@ -202,13 +215,17 @@ impl Asker<'_> {
         &self,
         leads: &Leadership,
         asked: Vec<(NodeId, &'a Address)>,
+        limit: Duration,
     ) -> Vec<(NodeId, &'a Address, Option<Support>)> {
-        let asking = asked.into_iter().map(async |(node, at)| (node, at, self.ask_node(at, leads.clone()).await));
+        let asking = asked.into_iter().map(async |(node, at)| {
+            let said = tokio::time::timeout(limit, self.ask_node(at, leads.clone())).await;
+            (node, at, said.ok().flatten())
+        });
         futures::future::join_all(asking).await
     }
 
     async fn ask_node(&self, node: &Address, leads: Leadership) -> Option<Support> {
-        let dialled = address::dial(node, "a node", self.token, self.hello());
+        let dialled = address::dial(node, "a node", &self.token, self.hello());
         let stream = tokio::time::timeout(limits().takeover, dialled).await.ok()?.ok()?;
         let (connection, client, _) =
             mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
@@ -250,6 +267,15 @@ fn superseded(standby: &Address) -> Error {
         "its standby at {at} has taken over, and leads it; start this head as its standby: `wingbeat head --standby-of {at} \
          --journal FILE`"
     ))
+}
+
+/// Where the nodes in a file are.
+pub(crate) fn nodes_among(facts: &[Fact]) -> Vec<Address> {
+    let nodes = facts.iter().filter_map(|fact| match fact {
+        Fact::Node(node, _) => Some(node.address.clone()),
+        _ => None,
+    });
+    nodes.collect()
 }
 
 /// The successions in a file that somebody may use.

@@ -8,6 +8,8 @@ use wingbeat_net::address;
 use wingbeat_net::limits::limits;
 
 use super::Shell;
+#[cfg(feature = "journal")]
+use super::{Stage, peers};
 use crate::state::{Absentee, Event};
 
 /// The first pause before an absent one's machine is asked whether somebody listens, and the longest.
@@ -71,6 +73,14 @@ impl Shell {
             }
         };
         self.until_stopped(looking).await;
+    }
+
+    /// Whether nodes of an earlier head may still come, and none is there.
+    #[cfg(feature = "journal")]
+    pub(crate) fn is_without_those_it_expects(&self) -> bool {
+        let inside = self.inside.lock();
+        let is_running = *self.stopping.borrow() == Stage::Running;
+        is_running && inside.state.is_recovering() && peers::links_of_present(&inside.nodes).is_empty()
     }
 
     fn lose(&self, who: Absentee) {

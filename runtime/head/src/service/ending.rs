@@ -47,6 +47,13 @@ impl Shell {
         self.stop();
     }
 
+    /// Ends this head, and not its cluster.
+    pub(crate) fn ends_for(&self, why: String) {
+        // Whoever has started it says so.
+        let _ = self.broken.set(why);
+        self.stop();
+    }
+
     pub(crate) fn stop(&self) {
         self.advance(Stage::Stopped);
     }

@@ -372,9 +372,7 @@ impl Shell {
                     let why = format!(
                         "this head ends: {why}; to have it back, start it as a standby (`wingbeat head --standby-of <the new head> --journal FILE`)"
                     );
-                    // Whoever has started it says so.
-                    let _ = self.broken.set(why);
-                    self.stop();
+                    self.ends_for(why);
                 }
             }
         }

@@ -75,6 +75,8 @@ enum StandbyRole<H> {
 fn role<H>(past: Past, last: Option<Epoch>, found: Result<(H, Option<Epoch>), Error>) -> Result<StandbyRole<H>, Error> {
     match (past, found) {
         (Past::Led, Ok((_, epoch))) if last > epoch => Ok(StandbyRole::LeadsAgain),
+        // Who refuses is there.
+        (Past::Led, Err(error @ Error::Refused { .. })) => Err(error),
         (Past::Led, Err(_)) => Ok(StandbyRole::LeadsAgain),
         (_, Ok((head, _))) => Ok(StandbyRole::Follows(head)),
         (Past::Followed(head), Err(_)) => Ok(StandbyRole::Awaits(head)),
@@ -119,9 +121,10 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
             (head, welcome.epoch, address::local_ip(&stream))
         }
         StandbyRole::LeadsAgain => {
-            tracing::warn!("there is no later head at {head}: this one leads again, with its own journal");
             drop(journal);
-            return lead_again(config, file).await;
+            let leads = lead_again(config, file).await?;
+            tracing::warn!("there is no later head at {head}: this one leads again, with its own journal");
+            return Ok(leads);
         }
         StandbyRole::Awaits(head) => (head, last, own_ip(succession.as_ref(), config.tcp)),
     };
@@ -324,6 +327,8 @@ mod tests {
         assert_eq!(role(Past::Led, last, found(4)).unwrap(), StandbyRole::LeadsAgain);
         assert_eq!(role::<()>(Past::Led, last, gone()).unwrap(), StandbyRole::LeadsAgain);
         assert_eq!(role(Past::Led, last, found(5)).unwrap(), StandbyRole::Follows(()));
+        let refused = || Err(Error::Refused { who: "the head".into(), why: "another token".into() });
+        assert!(role::<()>(Past::Led, last, refused()).is_err(), "a head that refuses is there");
         assert_eq!(role(Past::Followed(head()), last, found(4)).unwrap(), StandbyRole::Follows(()));
         assert_eq!(role::<()>(Past::Followed(head()), last, gone()).unwrap(), StandbyRole::Awaits(head()));
         assert_eq!(role(Past::New, None, found(1)).unwrap(), StandbyRole::Follows(()));
