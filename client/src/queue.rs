@@ -577,3 +577,22 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         Ok(values)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn empty() -> Item {
+        Item { bytes: Vec::new(), refs: Vec::new(), number: 0 }
+    }
+
+    #[test]
+    fn what_is_sent_at_a_time_is_bounded_whatever_items_are_like() {
+        let many: Vec<Item> = std::iter::repeat_with(empty).take(1_000_000).collect();
+        assert_eq!(sent_at_a_time(&many), BATCH_BYTES / ITEM_BYTES, "items without bytes");
+        let large = || Item { bytes: vec![0; BATCH_BYTES], ..empty() };
+        assert_eq!(sent_at_a_time(&[large(), empty()]), 1, "the first goes alone, however large it is");
+        assert_eq!(sent_at_a_time(&[empty(), large(), empty()]), 1);
+        assert_eq!(sent_at_a_time(&[]), 1);
+    }
+}

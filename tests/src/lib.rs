@@ -15,7 +15,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// How long a daemon may take to say that it is there. Only a daemon that hangs takes so long.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -513,6 +513,14 @@ impl TestCluster {
         }
         Ok(())
     }
+}
+
+/// The Python with torch: `$WINGBEAT_PYTHON`, or that which `cargo xtask test` makes.
+pub fn python() -> Result<PathBuf> {
+    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
+    let python = std::env::var_os("WINGBEAT_PYTHON").map_or(made, PathBuf::from);
+    ensure!(python.exists(), "{} is not there; `cargo xtask test` makes .venv with torch", python.display());
+    Ok(python)
 }
 
 /// Whether a test may do what only root can: make network namespaces, mount, be another user. Where it cannot, the test

@@ -468,11 +468,12 @@ fn of_several_waits_the_one_in_the_circle_is_told() {
 fn a_member_that_is_about_to_get_a_call_is_one_of_its_pool() {
     let _local = Local::start(2);
     let pool = ActorPool::new([Tally::remote(0)]);
-    let (held, holds) = std::sync::mpsc::channel();
-    let (goes_on, waits) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|threads| {
         let session = wingbeat::Session::current().unwrap();
         let pool = &pool;
+        let (held, holds) = std::sync::mpsc::channel();
+        // Dropped first when this fails, so that the thread ends.
+        let (goes_on, waits) = std::sync::mpsc::channel::<()>();
         threads.spawn(move || {
             let _entered = session.enter();
             let mut work = pool.work::<u64>();

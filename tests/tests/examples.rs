@@ -42,11 +42,7 @@ fn pipeline() {
 
 #[test]
 fn train_digits() {
-    let python = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
-    if !python.exists() {
-        eprintln!("skipped: there is no .venv with torch; `cargo xtask test` makes one");
-        return;
-    }
+    let python = wingbeat_tests::python().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let mut accuracies = Vec::new();
     for workers in ["1", "2"] {

@@ -132,9 +132,8 @@ fn sums_of_two_members_on_each_of_two_machines() {
 
 #[test]
 fn ranks_of_several_machines_meet_over_the_interface_that_joins_them() {
-    let python = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
-    let Some(hosts) = Hosts::new(3).unwrap().filter(|_| python.exists()) else {
-        eprintln!("skipped: needs root and `ip` for network namespaces, and the .venv that `cargo xtask test` makes");
+    let python = wingbeat_tests::python().unwrap();
+    let Some(hosts) = Hosts::new(3).unwrap() else {
         return;
     };
     // Each has another interface that leads nowhere, as a bridge of containers.

@@ -14,7 +14,7 @@ use tokio::io::AsyncReadExt;
 use wingbeat::{Bundle, Error, PlacementStrategy, get_all_blocking, placement_group};
 use wingbeat_net::address::{Listener, Stream, dial_text};
 use wingbeat_net::handshake::{Hello, Resumes, Role, Token, Welcome};
-use wingbeat_tests::TestCluster;
+use wingbeat_tests::{Daemon, TestCluster};
 
 #[wingbeat::remote]
 fn double(number: u64) -> u64 {
@@ -305,6 +305,26 @@ fn a_head_with_a_copy_of_the_journal_is_refused_while_nodes_hear_another_one() {
         assert!(!output.status.success() && said.contains("another head of it at"), "{more:?}: {said}");
         assert!(said.contains(cluster.address()), "{said}");
     }
+    assert_eq!(double::remote(5).get_blocking().unwrap(), 10);
+}
+
+#[test]
+fn a_head_with_a_copy_of_the_journal_that_was_started_between_two_heads_ends_when_nodes_hear_another_one() {
+    if std::env::var_os(WITHOUT).is_some() {
+        return;
+    }
+    let (mut cluster, _driver) = cluster(2, 1);
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+    let (journal, copy) = (cluster.journal(), cluster.folder().join("copy"));
+    cluster.terminate_head().unwrap();
+    std::fs::copy(&journal, &copy).unwrap();
+    let mut command = cluster.command().unwrap();
+    let mut other = Daemon::start(command.args(["head", "--port", "0", "--journal"]).arg(&copy)).unwrap();
+    other.wait_for("wingbeat head listening at").unwrap();
+    cluster.start_head().unwrap();
+    let said = other.wait_for_error("another head of it at").unwrap();
+    assert!(said.contains(cluster.address()), "{said}");
+    assert!(!other.wait_for_end().unwrap(), "it is no success");
     assert_eq!(double::remote(5).get_blocking().unwrap(), 10);
 }
 

@@ -137,6 +137,7 @@ impl<F> Ranks<F> {
             let patience = Patience {
                 limit: self.wait_for_room,
                 for_nodes: attempt > 0 || self.wait_for_room.is_some(),
+                for_journal: attempt > 0 || self.wait_for_room.is_some(),
                 notice: &|text| notice(text),
             };
             let reserved = Reservation::make(&self.scaling, &patience).await?;

@@ -17,6 +17,8 @@ const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
 /// [`SAID_AGAIN`].
 const SAID: Duration = Duration::from_secs(2);
 const SAID_AGAIN: Duration = Duration::from_secs(300);
+/// How long a group that was asked for late has at least, since there may be room.
+const LEAST_WAIT: Duration = Duration::from_secs(1);
 
 /// How a group waits for its place.
 pub(crate) struct Patience<'a> {
@@ -24,6 +26,8 @@ pub(crate) struct Patience<'a> {
     pub limit: Option<Duration>,
     /// Also for nodes that are not there.
     pub for_nodes: bool,
+    /// Also for a head that cannot write its journal.
+    pub for_journal: bool,
     /// Who is told what it waits for.
     pub notice: &'a (dyn Fn(&str) + Send + Sync),
 }
@@ -73,7 +77,7 @@ impl Reservation {
                 Err(error) => error,
             };
             let is_in_time = patience.limit.is_none_or(|limit| begun.elapsed() < limit);
-            if !patience.for_nodes || !is_in_time {
+            if !patience.for_journal || !is_in_time {
                 return Err(error.into());
             }
             // A run that was going on, or that may wait, does not fail for a disk that is full for a while.
@@ -96,10 +100,13 @@ impl Reservation {
         };
         // From here on it is given back, whatever happens.
         let mut reserved = Reservation { bundles, nodes: Vec::new(), units, session, is_released: false };
-        let ready = reserved.bundles.ready();
+        let (ready, asked) = (reserved.bundles.ready(), Instant::now());
+        while said <= begun.elapsed() {
+            said += said.min(SAID_AGAIN);
+        }
         reserved.nodes = loop {
             let wait = patience.limit.map_or(said, |limit| limit.min(said)).saturating_sub(begun.elapsed());
-            match ready.get_timeout(wait).await {
+            match ready.get_timeout(wait.max(LEAST_WAIT.saturating_sub(asked.elapsed()))).await {
                 Ok(nodes) => break nodes,
                 Err(Error::TimedOut { .. }) => {}
                 Err(error) => return Err(infeasible(error)),
@@ -133,7 +140,7 @@ impl Reservation {
 }
 
 /// Why the head cannot write its journal; none if it can, or does not say.
-async fn journal_fails(session: &Session) -> Option<String> {
+pub(crate) async fn journal_fails(session: &Session) -> Option<String> {
     session.runtime().cluster_state().await.ok()?.journal_fails
 }
 

@@ -535,6 +535,7 @@ impl TorchTrainer {
             limit: self.plan.wait_for_room,
             // What was there may come back.
             for_nodes: so_far.failures > 0 || so_far.was_moved || self.plan.wait_for_room.is_some(),
+            for_journal: so_far.has_begun || self.plan.wait_for_room.is_some(),
             notice: &*self.plan.on_notice,
         };
         let group = tokio::select! {
@@ -542,6 +543,7 @@ impl TorchTrainer {
             () = self.plan.stopper.stopped() => return Err(TrainError::stopped()),
             group = Group::place(&self.plan, &patience) => group?,
         };
+        so_far.has_begun = true;
         let outcome = group.run(&self.plan, so_far.failures, run_id, place, output).await;
         let again = outcome.as_ref().err().filter(|error| self.goes_on(error, so_far));
         let mut returns_to = again.map(|_| group.nodes()).unwrap_or_default();
@@ -559,6 +561,8 @@ struct SoFar {
     failures: u32,
     ports_lost: u32,
     was_moved: bool,
+    /// Ranks have been placed.
+    has_begun: bool,
     /// Nodes with something of earlier attempts that the next one may find.
     left: BTreeSet<u64>,
 }
