@@ -29,6 +29,7 @@ mod args;
 mod array;
 pub mod buffer;
 mod cluster;
+mod defaults;
 mod get;
 mod init;
 mod map;
@@ -51,6 +52,8 @@ pub use args::IntoArg;
 #[cfg(feature = "ndarray")]
 pub use array::ArrayBuffer;
 pub use cluster::{Explanation, Node, Subject};
+#[doc(hidden)]
+pub use defaults::with_defaults;
 pub use get::{Waited, get_all, get_all_blocking, get_all_timeout, put, wait, wait_blocking};
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use map::{Map, map};

@@ -10,6 +10,7 @@ use wingbeat_process::options::RetryOn;
 use wingbeat_process::registry::{Function, Method};
 use wingbeat_process::{CallArgs, Session, options, submit};
 
+use crate::defaults;
 use crate::placement::placement_options;
 use crate::shape::{Shape, arities};
 use crate::{ActorRef, IntoArg};
@@ -237,7 +238,7 @@ macro_rules! remote {
                             let mut args = CallArgs::new(&session, function.path, function.parameters, &function.checked);
                             $($arg.add_to(&mut args);)*
                             let args = args.finish();
-                            session.submit(function, args, &self.options)
+                            session.submit(function, args, &defaults::filled(&self.options))
                         }
                     },
                     Target::Method(actor, method) => match actor.session_or_error() {
