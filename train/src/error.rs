@@ -17,6 +17,41 @@ pub struct PythonError {
     pub pickled: Option<Vec<u8>>,
 }
 
+/// Why a rank's report, or its question for a checkpoint, has failed. What Rust functions get of
+/// [`RankContext`](crate::RankContext), and scripts as `ReportError`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// The folder or file that was reported is not there.
+    #[error("the checkpoint {path} does not exist on {node}; report a folder or file of the rank's own machine")]
+    CheckpointMissing {
+        /// Where it was to be.
+        path: String,
+        /// The rank's node.
+        node: String,
+    },
+    /// The checkpoint cannot be stored or read.
+    #[error("{0}")]
+    Storage(String),
+    /// A rank has ended without this report.
+    #[error("{0}")]
+    Uneven(String),
+    /// Two reports of a rank at the same time.
+    #[error(
+        "another report of this rank came before all had come to this one: one process and one thread of a rank report"
+    )]
+    Overtaken,
+    /// The rank or the run has ended.
+    #[error("the run is over")]
+    Over,
+    /// What was reported cannot be.
+    #[error("{0}")]
+    Invalid(String),
+    /// The process that looks after the rank does not answer.
+    #[error("the rank cannot reach its run: {0}")]
+    Unreachable(String),
+}
+
 /// Why a training run did not succeed.
 #[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
@@ -166,6 +201,7 @@ impl TrainError {
     pub(crate) fn may_pass(&self, retry_exceptions: bool) -> bool {
         match self {
             TrainError::RankFailed { python_error, .. } => retry_exceptions || python_error.is_none(),
+            TrainError::FunctionFailed { cause, .. } => retry_exceptions || !is_own(cause),
             TrainError::Runtime(wingbeat::Error::SessionEnded { .. }) => false,
             TrainError::RankLost { .. }
             | TrainError::Hangs { .. }
@@ -174,6 +210,11 @@ impl TrainError {
             _ => false,
         }
     }
+}
+
+/// Whether a function has failed by itself, and not because its process was ended.
+pub(crate) fn is_own(cause: &wingbeat::Error) -> bool {
+    matches!(cause, wingbeat::Error::Application { .. } | wingbeat::Error::Panicked { .. })
 }
 
 fn shown(error: Option<&PythonError>, stderr: &[String]) -> String {

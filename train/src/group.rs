@@ -9,7 +9,7 @@ use wingbeat::{Drained, Error, NodeId, Session, get_all};
 
 use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
-use crate::plan::{Plan, Shipped};
+use crate::plan::{Plan, Program, Shipped};
 use crate::process::{Greeting, Target};
 use crate::progress::RankProgress;
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
@@ -25,6 +25,8 @@ const SILENT: Duration = Duration::from_secs(10);
 /// A rank that has been placed.
 pub(crate) struct Member {
     pub handle: RankHandle,
+    /// Its bundle of the reservation.
+    pub bundle: u32,
     pub at: Description,
     /// The socket of the warm Python that it is forked from.
     pub warm: Option<String>,
@@ -44,7 +46,7 @@ pub(crate) struct Group {
     /// Whether something was put on its nodes for it.
     pub left_something: AtomicBool,
     /// What they run in.
-    reserved: Reservation,
+    pub reserved: Reservation,
 }
 
 impl Group {
@@ -71,11 +73,17 @@ impl Group {
 
     /// Starts the actors in their bundles.
     async fn start(plan: &Plan, reserved: &Reservation) -> Result<Vec<Member>, Error> {
-        let (cpus, gpus) = plan.scaling.cpus_and_gpus();
-        let handles: Vec<RankHandle> = (0..plan.scaling.ranks_of(reserved.units))
-            .map(|index| {
-                let bundle = plan.scaling.bundle_of(index);
-                let options = Rank::options().num_cpus(cpus).in_bundle(&reserved.bundles, bundle);
+        let (cpus, gpus) = match plan.program {
+            Program::Process(_) => plan.scaling.cpus_and_gpus(),
+            // Its call holds them.
+            Program::Call(_) => (0.0, None),
+        };
+        let bundles = (0..plan.scaling.ranks_of(reserved.units)).map(|index| plan.scaling.bundle_of(index));
+        let bundles: Vec<u32> = bundles.collect();
+        let handles: Vec<RankHandle> = bundles
+            .iter()
+            .map(|bundle| {
+                let options = Rank::options().num_cpus(cpus).in_bundle(&reserved.bundles, *bundle);
                 match gpus {
                     Some(gpus) => options.num_gpus(gpus).remote(),
                     None => options.remote(),
@@ -85,12 +93,13 @@ impl Group {
         let wanted = Wanted {
             python: plan.python.clone(),
             // What is not looked for there need not travel there yet.
-            target: match &plan.target {
-                Target::Function(_) => Target::Function(Vec::new()),
-                target => target.clone(),
+            target: match &plan.program {
+                Program::Process(Target::Function(_)) => Some(Target::Function(Vec::new())),
+                Program::Process(target) => Some(target.clone()),
+                Program::Call(_) => None,
             },
             env: Environment { set: plan.env.clone(), ..Environment::default() },
-            warm: plan.warm && !matches!(plan.target, Target::Program(_)),
+            warm: plan.warm && !matches!(plan.program, Program::Process(Target::Program(_)) | Program::Call(_)),
             shipment: plan.shipment.as_ref().map(|shipped| shipped.hash.clone()),
         };
         ship(plan, &handles).await?;
@@ -112,9 +121,9 @@ impl Group {
             (plan.on_notice)(&starts_cold(node, SILENT_PYTHON));
         }
         let places: Vec<Place> = descriptions.iter().map(place_of).collect();
-        let members = handles.into_iter().zip(descriptions).map(|(handle, at)| {
+        let members = handles.into_iter().zip(bundles).zip(descriptions).map(|((handle, bundle), at)| {
             let warm = (wanted.warm && !at.is_warm_silent).then(|| at.kind.socket(at.node));
-            Member { handle, at, warm }
+            Member { handle, bundle, at, warm }
         });
         let mut members: Vec<Option<Member>> = members.map(Some).collect();
         Ok(environment::rank_order(&places).into_iter().filter_map(|i| members[i].take()).collect())
@@ -122,8 +131,8 @@ impl Group {
 
     /// Checks what every node needs, and has nodes start their warm Pythons.
     async fn prepare(&mut self, plan: &Plan) -> Result<(), TrainError> {
-        if let (Target::Script(script), Some(lacks)) =
-            (&plan.target, self.ranks.iter().map(|rank| &rank.at).find(|at| !at.has_script))
+        if let (Program::Process(Target::Script(script)), Some(lacks)) =
+            (&plan.program, self.ranks.iter().map(|rank| &rank.at).find(|at| !at.has_script))
         {
             let (node, working_dir) = (lacks.hostname.clone(), lacks.working_dir.clone());
             return Err(TrainError::ScriptNotFound { script: script.display().to_string(), node, working_dir });

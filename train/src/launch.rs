@@ -1,4 +1,4 @@
-//! What is found out before ranks start, and their start.
+//! What is found out before ranks start, and the start of their processes; that of calls is in `calls`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
-use futures::stream::{SelectAll, Stream, StreamExt};
+use futures::stream::{BoxStream, SelectAll, StreamExt};
 use tokio::sync::watch;
-use wingbeat::{ObjectRef, get_all};
+use wingbeat::{AnyRef, ObjectRef, get_all};
 
 use crate::environment::{self, Shared};
 use crate::error::TrainError;
 use crate::group::Group;
-use crate::plan::{Backend, Plan, Shipped};
+use crate::plan::{Backend, Plan, Program, Shipped};
 use crate::preflight::{self, Problem};
 use crate::process::{Event, Launch, Shard, Target};
 use crate::progress::{Progress, RankProgress};
@@ -24,45 +24,71 @@ use crate::storage::{Place, Storage};
 const MAY_SHARE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 
 /// What is heard of ranks, from all of them.
-pub(crate) type Events<S> = SelectAll<S>;
+pub(crate) type Events = SelectAll<BoxStream<'static, RankEvent>>;
 /// What one of them says.
 pub(crate) type RankEvent = (usize, wingbeat::Result<Event>);
 
-/// What is found out before ranks start.
-pub(crate) struct Prepared {
-    /// Where rank 0 listens.
-    pub port: u16,
-    /// Where NCCL tells how far it is.
-    pub ras: Option<u16>,
+/// What was stored before an attempt.
+pub(crate) struct Stored {
     /// The number of the next checkpoint.
     pub next: u64,
     /// Where each rank finds the newest one.
     pub checkpoints: Vec<String>,
+}
+
+/// Ranks that were started.
+pub(crate) struct Launched {
+    pub events: Events,
+    /// Where rank 0 listens; 0 if it is a call.
+    pub port: u16,
+    /// Where NCCL tells how far it is.
+    pub ras: Option<u16>,
+    /// By rank, if they are calls.
+    pub calls: Vec<AnyRef>,
+}
+
+/// What is found out before processes start.
+struct Prepared {
+    port: u16,
+    ras: Option<u16>,
     /// Where each rank runs, if that was shipped.
-    pub folders: Vec<String>,
+    folders: Vec<String>,
     /// Over what each rank reaches the others.
-    pub interfaces: Vec<Option<String>>,
+    interfaces: Vec<Option<String>>,
 }
 
 impl Group {
-    /// Finds out what ranks are to be told.
-    pub(crate) async fn prepare_attempt(
+    /// Finds out what is stored, and that all nodes can.
+    pub(crate) async fn find_stored(&self, storage: &Place) -> Result<Stored, TrainError> {
+        let Some(claim) = storage.claim() else { return Ok(Stored { next: 1, checkpoints: Vec::new() }) };
+        self.check_storage(claim.storage()).await?;
+        let next = claim.next().await.map_err(TrainError::Storage)?;
+        Ok(Stored { next, checkpoints: self.newest_checkpoint(claim.storage()).await? })
+    }
+
+    /// Starts every rank.
+    pub(crate) async fn launch(
         &self,
         plan: &Plan,
+        run_id: &str,
         progress: &Progress,
-        storage: &Place,
-    ) -> Result<Prepared, TrainError> {
+        stored: &Stored,
+    ) -> Result<Launched, TrainError> {
+        match &plan.program {
+            Program::Process(target) => {
+                let prepared = self.prepare_processes(plan, progress).await?;
+                let events = self.start_processes(plan, target, progress.attempt, run_id, &prepared, stored);
+                Ok(Launched { events, port: prepared.port, ras: prepared.ras, calls: Vec::new() })
+            }
+            Program::Call(make) => Ok(self.make_calls(plan, make, progress.attempt, stored)),
+        }
+    }
+
+    /// Finds out what processes are to be told.
+    async fn prepare_processes(&self, plan: &Plan, progress: &Progress) -> Result<Prepared, TrainError> {
         let port = match plan.master_port {
             Some(port) => port,
             None => self.free_port().await?,
-        };
-        let (next, checkpoints) = match storage.claim() {
-            Some(claim) => {
-                self.check_storage(claim.storage()).await?;
-                let next = claim.next().await.map_err(TrainError::Storage)?;
-                (next, self.newest_checkpoint(claim.storage()).await?)
-            }
-            None => (1, Vec::new()),
         };
         self.preflight(plan, &progress.ranks).await?;
         let interfaces = self.interfaces().await?;
@@ -74,11 +100,11 @@ impl Group {
             Some(Shipped { hash, run, .. }) => self.on_each_node(|rank| rank.unfold(hash.clone(), run.clone())).await?,
             None => Vec::new(),
         };
-        Ok(Prepared { port, ras, next, checkpoints, folders, interfaces })
+        Ok(Prepared { port, ras, folders, interfaces })
     }
 
     /// A port of rank 0's node that is free now.
-    pub(crate) async fn free_port(&self) -> Result<u16, TrainError> {
+    async fn free_port(&self) -> Result<u16, TrainError> {
         match self.ranks.first() {
             Some(first) => Ok(first.handle.free_port().get().await?),
             None => Ok(0),
@@ -86,7 +112,7 @@ impl Group {
     }
 
     /// What carries the ranks' tensors.
-    pub(crate) fn backend(&self, plan: &Plan) -> &'static str {
+    fn backend(&self, plan: &Plan) -> &'static str {
         let has_gpus = self.ranks.iter().any(|rank| !rank.at.gpus.is_empty());
         match plan.backend {
             Backend::Nccl => "nccl",
@@ -104,7 +130,7 @@ impl Group {
 
     /// Whether ranks have devices of their own, and where there are several machines, these reach each other and have the
     /// same versions.
-    pub(crate) async fn preflight(&self, plan: &Plan, ranks: &[RankProgress]) -> Result<(), TrainError> {
+    async fn preflight(&self, plan: &Plan, ranks: &[RankProgress]) -> Result<(), TrainError> {
         // Ranks have the driver's environment, and what the run adds.
         let told = plan.env.get(MAY_SHARE).cloned().or_else(|| std::env::var(MAY_SHARE).ok());
         let may_share = told.is_some_and(|value| value != "0");
@@ -126,7 +152,7 @@ impl Group {
     }
 
     /// The interface over which each rank reaches the others, if they are on several machines.
-    pub(crate) async fn interfaces(&self) -> Result<Vec<Option<String>>, TrainError> {
+    async fn interfaces(&self) -> Result<Vec<Option<String>>, TrainError> {
         match self.master_of_several() {
             Some(ip) => {
                 let asked: Vec<_> = self.ranks.iter().map(|rank| rank.handle.interface_to(ip)).collect();
@@ -137,7 +163,7 @@ impl Group {
     }
 
     /// Whether all nodes and the driver see each other's files in the storage: found out before anything is trained.
-    pub(crate) async fn check_storage(&self, storage: &Storage) -> Result<(), TrainError> {
+    async fn check_storage(&self, storage: &Storage) -> Result<(), TrainError> {
         let mut asked = BTreeSet::new();
         for rank in self.ranks.iter().filter(|rank| asked.insert(rank.at.node)) {
             let name = format!("{:016x}", rand::random::<u64>());
@@ -158,7 +184,7 @@ impl Group {
     }
 
     /// Where each rank finds the newest checkpoint on its node, by rank; empty if there is none.
-    pub(crate) async fn newest_checkpoint(&self, storage: &Storage) -> Result<Vec<String>, TrainError> {
+    async fn newest_checkpoint(&self, storage: &Storage) -> Result<Vec<String>, TrainError> {
         let all = storage.checkpoints().await.map_err(TrainError::Storage)?;
         let Some(newest) = all.last() else { return Ok(Vec::new()) };
         let fetch = |rank: &RankHandle| rank.fetch(storage.url().to_owned(), newest.clone());
@@ -166,10 +192,7 @@ impl Group {
     }
 
     /// Asks one rank of each node: what each rank is to know of it, by rank.
-    pub(crate) async fn on_each_node(
-        &self,
-        ask: impl Fn(&RankHandle) -> ObjectRef<String>,
-    ) -> Result<Vec<String>, TrainError> {
+    async fn on_each_node(&self, ask: impl Fn(&RankHandle) -> ObjectRef<String>) -> Result<Vec<String>, TrainError> {
         self.left_something.store(true, Ordering::Relaxed);
         let mut asked: BTreeMap<u64, ObjectRef<String>> = BTreeMap::new();
         for rank in &self.ranks {
@@ -179,15 +202,17 @@ impl Group {
         Ok(get_all(&of_ranks).await?)
     }
 
-    /// Starts every rank: the first before the others. It listens for them, and whoever comes too early tries again only
-    /// after a third of a second or more (torch's `TCPStore`).
-    pub(crate) fn launch(
+    /// Starts a process for every rank, that of the first before the others. It listens for them, and whoever comes too early
+    /// tries again only after a third of a second or more (torch's `TCPStore`).
+    fn start_processes(
         &self,
         plan: &Plan,
+        target: &Target,
         attempt: u32,
         run_id: &str,
         prepared: &Prepared,
-    ) -> Events<impl Stream<Item = RankEvent> + Unpin + use<>> {
+        stored: &Stored,
+    ) -> Events {
         let mut events = SelectAll::new();
         let (begins, first_begins) = watch::channel(false);
         let mut begins = Some(begins);
@@ -206,7 +231,7 @@ impl Group {
         };
         let environments = environment::of_ranks(&self.places(), &shared, &plan.env);
         for (index, (rank, mut env)) in self.ranks.iter().zip(environments).enumerate() {
-            if let Target::Program(_) = plan.target {
+            if let Target::Program(_) = target {
                 // It may be a Python, which does not know that somebody watches what it prints.
                 env.unless_set.insert("PYTHONUNBUFFERED".into(), "1".into());
             }
@@ -217,12 +242,12 @@ impl Group {
             if let Some(Some(interface)) = prepared.interfaces.get(index) {
                 env.use_interface(interface);
             }
-            if let Some(checkpoint) = prepared.checkpoints.get(index) {
+            if let Some(checkpoint) = stored.checkpoints.get(index) {
                 env.set.insert("WINGBEAT_CHECKPOINT".into(), checkpoint.clone());
             }
             let launch = Launch {
                 python: plan.python.clone(),
-                target: plan.target.clone(),
+                target: target.clone(),
                 as_given: plan.as_given.clone(),
                 args: plan.args.clone(),
                 files: plan.files.clone(),

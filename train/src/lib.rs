@@ -2,11 +2,13 @@
 //!
 //! - [`TorchTrainer`]: what to run; [`Scaling`]: on how many ranks; `fit()` runs it, and [`Run`] is a run to be watched.
 //! - `reservation`: what ranks run in; `group`: the ranks' actors: placed, checked, and let go.
-//! - `launch`: what is found out before they start, and their start; `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts,
+//! - `fit`: a run, from its first attempt to its result.
+//! - `launch`: what is found out before they start, and their start, of which `calls` makes those of Rust functions; `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts,
 //!   `ras` asks NCCL.
 //! - `environment`: the environment of every rank, as torchrun defines it; `ports` and `interface`: where and over
 //!   what they meet.
-//! - `rank`: the actor of one rank, which supervises one Python process (`process`).
+//! - `rank`: the actor of one rank, which supervises one Python process (`process`), or hears what the rank's function asks
+//!   (`questions`).
 //! - [`Ranks`]: groups whose ranks are Rust functions; [`TorchTrainer::function`] makes one.
 //! - [`RankOutput`]: where what ranks print goes, [`Lines`] makes lines of it; `printer`: the thread that hands it over.
 //! - `preflight`: what would go wrong between nodes.
@@ -27,8 +29,10 @@
 
 mod attempt;
 mod cache;
+mod calls;
 mod environment;
 mod error;
+mod fit;
 mod group;
 mod hang;
 mod identity;
@@ -38,6 +42,7 @@ mod limits;
 mod links;
 mod output;
 mod own_folder;
+mod own_runtime;
 mod package;
 mod plan;
 mod ports;
@@ -45,6 +50,7 @@ mod preflight;
 mod printer;
 mod process;
 mod progress;
+mod questions;
 mod rank;
 mod ranks;
 mod ras;
@@ -62,7 +68,7 @@ mod trainer;
 mod warm;
 
 pub use environment::Layout;
-pub use error::{PythonError, TrainError};
+pub use error::{PythonError, ReportError, TrainError};
 pub use output::{Line, Lines, RankOutput};
 pub use plan::{Backend, Returns};
 pub use preflight::{Diagnosis, NodeReport, Problem, doctor};

@@ -2,18 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_bytes::ByteBuf;
 use wingbeat::ObjectRef;
 
+use crate::calls::MakeCall;
 use crate::environment::Layout;
+use crate::output::Prefixed;
 use crate::printer::Shared;
 use crate::process::{Stdin, Target};
 use crate::progress::Progress;
 use crate::scaling::Scaling;
 use crate::shipping::Shipment;
+use crate::shown::notice;
 use crate::stopper::Stopper;
 use crate::storage::CheckpointConfig;
 
@@ -56,10 +59,19 @@ pub(crate) struct Shipped {
     pub run: String,
 }
 
+/// What ranks are.
+#[derive(Clone)]
+pub(crate) enum Program {
+    /// Each is a process.
+    Process(Target),
+    /// Each is a call of a Rust function.
+    Call(MakeCall),
+}
+
 /// What a trainer was told: a field for each of its options.
 #[derive(Clone)]
 pub(crate) struct Plan {
-    pub target: Target,
+    pub program: Program,
     /// Of a Python function: whose values are wanted.
     pub returns: Returns,
     pub args: Vec<String>,
@@ -99,8 +111,45 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// One of which nothing else was said.
+    pub(crate) fn new(program: Program) -> Plan {
+        Plan {
+            program,
+            args: Vec::new(),
+            scaling: Scaling::workers(1),
+            python: String::new(),
+            env: BTreeMap::new(),
+            role: "default".into(),
+            returns: Returns::First,
+            run_id: None,
+            working_dir: None,
+            shipment: None,
+            master_port: None,
+            warm: true,
+            max_failures: 0,
+            retry_exceptions: true,
+            grace: Duration::from_secs(30),
+            hang_timeout: Duration::from_secs(600),
+            restart_on_hang: false,
+            backend: Backend::Auto,
+            datasets: BTreeMap::new(),
+            files: BTreeMap::new(),
+            storage: None,
+            keep: CheckpointConfig::default(),
+            stopper: Stopper::new(),
+            on_notice: Arc::new(notice),
+            on_progress: Arc::new(|_| {}),
+            output: Arc::new(|| Arc::new(Mutex::new(Prefixed::default()))),
+            wait_for_room: None,
+            layout: Layout::default(),
+            stdin: None,
+            stdin_is_lost: false,
+            as_given: None,
+        }
+    }
+
     /// Whether a rank is to say what its function returned.
     pub(crate) fn must_return(&self, rank: u32) -> bool {
-        matches!(self.target, Target::Function(_)) && (rank == 0 || self.returns == Returns::All)
+        matches!(self.program, Program::Process(Target::Function(_))) && (rank == 0 || self.returns == Returns::All)
     }
 }

@@ -1,5 +1,6 @@
-//! The actor of one rank.
+//! The actor of one rank. It sees a process through, or hears what the function of a rank asks.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
@@ -11,11 +12,13 @@ use serde::{Deserialize, Serialize};
 use wingbeat::ObjectRef;
 
 use crate::environment::{self, DeviceNames, Environment};
+use crate::error::ReportError;
 use crate::interface;
 use crate::own_folder::OwnFolder;
 use crate::ports;
 use crate::preflight::{self, NodeReport};
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Shard, Target};
+use crate::questions::Questions;
 use crate::ras;
 use crate::shipping::{self, Shipment};
 use crate::storage::{Checkpoint, Listing, Storage};
@@ -50,7 +53,8 @@ pub(crate) struct Description {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Wanted {
     pub python: String,
-    pub target: Target,
+    /// What it is to run; none if its function is called.
+    pub target: Option<Target>,
     /// What the user sets.
     pub env: Environment,
     /// Whether to fork it from a warm Python.
@@ -61,6 +65,7 @@ pub(crate) struct Wanted {
 
 pub(crate) struct Rank {
     running: Running,
+    questions: Questions,
     answers: Answers,
     /// Where others try to reach it.
     listener: OnceLock<Option<TcpListener>>,
@@ -81,11 +86,13 @@ struct Fetched {
 /// So many copies of checkpoints are kept while a run lasts.
 const COPIES: usize = 2;
 
-#[wingbeat::actor(max_concurrency = 8)]
+/// What its function asks waits apart: the run's own calls are not kept from it.
+#[wingbeat::actor(max_concurrency = 8, concurrency_groups(reports = 16, stops = 256))]
 impl Rank {
     pub(crate) fn new() -> Self {
         Rank {
             running: Running::default(),
+            questions: Questions::new(),
             answers: Answers::default(),
             listener: OnceLock::new(),
             fetched: tokio::sync::Mutex::default(),
@@ -110,14 +117,14 @@ impl Rank {
             gpus,
             has_script: match &wanted.target {
                 // Within the folder that was shipped, or at a path of this node.
-                Target::Script(script) => match &wanted.shipment {
+                Some(Target::Script(script)) => match &wanted.shipment {
                     Some(hash) => shipping::place(hash).is_ok_and(|folder| folder.join(script).is_file()),
                     None => script.is_file(),
                 },
-                Target::Module(_) | Target::Program(_) | Target::Function(_) => true,
+                Some(Target::Module(_) | Target::Program(_) | Target::Function(_)) | None => true,
             },
             python: match &greeting {
-                _ if matches!(wanted.target, Target::Program(_)) => Some(Ok(String::new())),
+                _ if matches!(wanted.target, Some(Target::Program(_)) | None) => Some(Ok(String::new())),
                 Some(Greeting::Ready(version)) => Some(Ok(version.clone())),
                 Some(Greeting::Gone) => None,
                 Some(Greeting::Refuses | Greeting::Silent) | None => Some(version_of(&wanted.python)),
@@ -180,7 +187,35 @@ impl Rank {
         process::start(launch, shards, &self.running, &self.answers)
     }
 
-    /// Answers what the script has reported.
+    /// What its function asks, from now on: the run hears it once.
+    pub(crate) fn questions(&self) -> impl Stream<Item = Event> {
+        self.questions.events()
+    }
+
+    /// Its function reports, from a process with these devices.
+    #[method(group = "reports")]
+    pub(crate) async fn report(
+        &self,
+        metrics: BTreeMap<String, f64>,
+        checkpoint: Option<String>,
+        gpus: Vec<u32>,
+    ) -> Result<(), ReportError> {
+        self.questions.report(&self.answers, metrics, checkpoint, gpus).await
+    }
+
+    /// Its function asks where the newest checkpoint is; none if that is the one with which it has begun.
+    #[method(group = "reports")]
+    pub(crate) async fn newest(&self) -> Result<Option<String>, ReportError> {
+        self.questions.newest(&self.answers).await
+    }
+
+    /// Its function waits to be asked to end.
+    #[method(group = "stops")]
+    pub(crate) async fn stopped(&self) {
+        self.questions.stopped().await;
+    }
+
+    /// Answers what the rank has reported.
     pub(crate) fn answer(&self, report: u64, answer: Answer) {
         self.answers.give(report, answer);
     }
@@ -253,9 +288,10 @@ impl Rank {
         ras::status(port)
     }
 
-    /// Ends what runs by a signal.
-    pub(crate) fn stop(&self, signal: i32) {
+    /// Ends what runs by a signal. False if its function does not hear of it: whoever has called that is to end it.
+    pub(crate) fn stop(&self, signal: i32) -> bool {
         self.running.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM));
+        self.questions.stop()
     }
 }
 

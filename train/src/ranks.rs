@@ -1,23 +1,33 @@
 //! Ranks that are Rust functions.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
-use futures::stream::{FuturesUnordered, StreamExt};
+use futures::FutureExt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use wingbeat::{Drained, Error, NodeId, ObjectRef, PlacementGroup};
-use wingbeat_collective::{CollectiveError, Group, Meeting, MeetingHandle};
+use wingbeat::{Error, NodeId, ObjectRef};
+use wingbeat_collective::{CollectiveError, Group, MeetingHandle};
 
-use crate::error::TrainError;
-use crate::reservation::{Patience, Reservation};
+use crate::calls::Called;
+use crate::error::{ReportError, TrainError};
+use crate::own_runtime::in_a_runtime;
+use crate::plan::{Plan, Program};
+use crate::progress::Progress;
+use crate::rank::RankHandle;
+use crate::result::TrainResult;
 use crate::scaling::Scaling;
-use crate::shown::notice;
+use crate::stopper::Stopper;
+use crate::storage::CheckpointConfig;
 use crate::trainer::TorchTrainer;
 
-/// How long before its deadline a drained node is left.
-const BEFORE: Duration = Duration::from_millis(500);
+/// A function that reports nothing and prints nothing may well work.
+const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// What a rank knows of its group. It is an argument of the function that each rank is.
+/// What a rank knows of its group, and its way to the run. It is an argument of the function that each rank is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RankContext {
@@ -27,13 +37,18 @@ pub struct RankContext {
     pub world_size: u32,
     /// Its number among the ranks of its node.
     pub local_rank: u32,
-    /// How often the group has been started again.
+    /// How often the group has been started again after a failure.
     pub attempt: u32,
     /// Where it is.
     pub node: NodeId,
-    /// Its bundle of the group.
-    pub bundle: u32,
-    meeting: MeetingHandle,
+    pub(crate) meeting: MeetingHandle,
+    /// What looks after the rank, on the same node.
+    pub(crate) actor: RankHandle,
+    /// Where the checkpoint lies with which the group has begun.
+    pub(crate) checkpoint: Option<String>,
+    /// Ready once the rank is to end, from when on somebody has asked.
+    #[serde(skip)]
+    pub(crate) stopped: Arc<OnceLock<ObjectRef<()>>>,
 }
 
 impl RankContext {
@@ -44,193 +59,246 @@ impl RankContext {
     pub fn join(&self) -> Result<Group, CollectiveError> {
         Group::join(&self.meeting, self.rank)
     }
+
+    /// Reports metrics, and perhaps a checkpoint: a folder or a file of this machine. What scripts do with `wingbeat.train.report`.
+    ///
+    /// Every rank calls it, equally often. It blocks this thread until all have called it and the checkpoint is stored. Several ranks may
+    /// give files for the same checkpoint; of files with equal names, the lowest rank's is taken. Rank 0's metrics are the run's.
+    ///
+    /// # Errors
+    /// The checkpoint is not there or cannot be stored, a rank ended without this report, or the run is over.
+    pub fn report<N: Into<String>>(
+        &self,
+        metrics: impl IntoIterator<Item = (N, f64)>,
+        checkpoint: Option<&Path>,
+    ) -> Result<(), ReportError> {
+        let checkpoint = checkpoint.map(local).transpose()?;
+        let metrics: BTreeMap<String, f64> = metrics.into_iter().map(|(name, value)| (name.into(), value)).collect();
+        self.actor.report(metrics, checkpoint, wingbeat::gpu_ids()).get_blocking().map_err(refused)
+    }
+
+    /// The newest complete checkpoint, to go on from: of this run, or of an earlier one with the same storage. It lies in a folder of this
+    /// machine, which nobody may change. After a report, it may be another than before.
+    ///
+    /// # Errors
+    /// It cannot be read, or the run is over.
+    pub fn checkpoint(&self) -> Result<Option<PathBuf>, ReportError> {
+        let newest = self.actor.newest().get_blocking().map_err(refused)?;
+        Ok(newest.or_else(|| self.checkpoint.clone()).map(PathBuf::from))
+    }
+
+    /// Whether the rank is to end: the run is stopped, moves to another node, or another rank has failed. What SIGTERM is to scripts.
+    ///
+    /// A function that asks has the run's [`grace`](Ranks::grace) from then on to save what it has, and to return; one that has never
+    /// asked is ended at once. It costs nothing to ask often. Ranks hear of it one after another: where all must do the same, they agree,
+    /// for instance by an `all_reduce` with `Op::Max`.
+    pub fn should_stop(&self) -> bool {
+        self.stopped.get_or_init(|| self.actor.stopped()).is_ready()
+    }
+}
+
+/// Where it is, whatever the working directory of who stores it.
+fn local(checkpoint: &Path) -> Result<String, ReportError> {
+    let invalid = |why: String| ReportError::Invalid(format!("the checkpoint {}: {why}", checkpoint.display()));
+    let path = std::path::absolute(checkpoint).map_err(|error| invalid(error.to_string()))?;
+    if !path.exists() {
+        let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        return Err(ReportError::CheckpointMissing { path: path.display().to_string(), node });
+    }
+    path.into_os_string().into_string().map_err(|_| invalid("its path is not UTF-8".into()))
+}
+
+/// What a rank's actor has answered, or why it does not.
+fn refused(error: Error) -> ReportError {
+    match error.application() {
+        Some(refused) => refused,
+        None if matches!(error, Error::ActorDied { .. } | Error::SessionEnded { .. }) => ReportError::Over,
+        None => ReportError::Unreachable(error.to_string()),
+    }
 }
 
 /// A group of ranks, each a call of a Rust function, all placed at once or not at all: see [`TorchTrainer::function`].
-#[derive(Clone, Debug)]
 #[must_use = "nothing runs until `fit()`"]
-pub struct Ranks<F> {
-    start: F,
-    scaling: Scaling,
-    max_failures: u32,
-    wait_for_room: Option<Duration>,
+pub struct Ranks<T> {
+    plan: Plan,
+    values: Values<T>,
 }
 
-/// What Rust functions have returned, and what it took.
+/// What functions have returned, by rank.
+type Values<T> = Arc<Mutex<BTreeMap<u32, T>>>;
+
+impl<T> fmt::Debug for Ranks<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ranks").field("scaling", &self.plan.scaling).finish_non_exhaustive()
+    }
+}
+
+/// What Rust functions have returned, and what came of their run.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Returned<T> {
     /// In the order of ranks.
     pub values: Vec<T>,
-    /// Attempts that it took; 1 if nothing failed.
-    pub attempts: u32,
-    /// From `fit()` to its end.
-    pub elapsed: Duration,
+    /// The rest: metrics, checkpoints, attempts.
+    pub result: TrainResult,
 }
 
 impl TorchTrainer {
-    /// Calls a Rust function on every rank. `start` calls it for one, in the rank's bundle of the group.
+    /// Runs Rust functions as ranks. `start` calls the function of one rank: with the rank's context, and whatever else it takes.
     ///
     /// ```no_run
+    /// use std::error::Error;
+    ///
     /// use wingbeat_collective::Op;
-    /// use wingbeat_train::{RankContext, Scaling, TorchTrainer};
+    /// use wingbeat_train::{BestCheckpoints, CheckpointConfig, RankContext, Scaling, ScoreOrder, TorchTrainer};
     ///
     /// #[wingbeat::remote]
-    /// fn train(context: RankContext, rate: f32) -> Result<f32, String> {
-    ///     let mut group = context.join().map_err(|error| error.to_string())?;
-    ///     let mut loss = [rate * context.rank as f32];
-    ///     group.all_reduce(&mut loss, Op::Avg).map_err(|error| error.to_string())?;
-    ///     Ok(loss[0])
+    /// fn train(context: RankContext, rate: f32) -> Result<f32, Box<dyn Error + Send + Sync>> {
+    ///     let mut group = context.join()?;
+    ///     let (mut first, mut weight) = (0, 1.0_f32);
+    ///     if let Some(checkpoint) = context.checkpoint()? {
+    ///         let text = std::fs::read_to_string(checkpoint.join("state"))?;
+    ///         let (step, saved) = text.split_once(' ').ok_or("no state")?;
+    ///         (first, weight) = (step.parse::<u32>()? + 1, saved.parse()?);
+    ///     }
+    ///     let folder = std::env::temp_dir().join(format!("state-of-rank-{}", context.rank));
+    ///     for step in first..100 {
+    ///         let mut gradient = [weight * (1.0 + context.rank as f32)];
+    ///         group.all_reduce(&mut gradient, Op::Avg)?;
+    ///         weight -= rate * gradient[0];
+    ///         // Rank 0 saves for all; a report returns when every rank has made it.
+    ///         let is_due = context.rank == 0 && step % 10 == 9;
+    ///         if is_due {
+    ///             std::fs::create_dir_all(&folder)?;
+    ///             std::fs::write(folder.join("state"), format!("{step} {weight}"))?;
+    ///         }
+    ///         context.report([("loss", f64::from(weight.abs()))], is_due.then_some(folder.as_path()))?;
+    ///     }
+    ///     Ok(weight)
     /// }
     ///
     /// # async fn run() -> Result<(), wingbeat_train::TrainError> {
     /// wingbeat::init().await?;
-    /// let trainer = TorchTrainer::function(|group, context| {
-    ///     train::options().in_bundle(group, context.bundle).remote(context, 0.1)
-    /// });
-    /// let losses = trainer.scaling(Scaling::workers(4)).max_failures(1).fit().await?.values;
-    /// assert!(losses.iter().all(|loss| *loss == losses[0]));
+    /// let trainer = TorchTrainer::function(|context| train::remote(context, 0.1))
+    ///     .scaling(Scaling::workers(4).cpus_per_worker(2.0))
+    ///     .storage("/shared/runs/weights")
+    ///     .checkpoints(CheckpointConfig::newest(1).best(BestCheckpoints::of("loss", ScoreOrder::Min)))
+    ///     .max_failures(1)
+    ///     .on_progress(|progress| println!("{} reports", progress.reports));
+    /// let returned = trainer.fit().await?;
+    /// assert!(returned.values.iter().all(|weight| *weight == returned.values[0]));
+    /// println!("the best of {} attempts: {:?}", returned.result.attempts, returned.result.best_checkpoint);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn function<T, F>(start: F) -> Ranks<F>
+    ///
+    /// The call runs in the rank's place and holds what [`Ranks::scaling`] says of each rank. What the function's attribute says of that
+    /// gives way; what the call itself says, as with `train::options().num_cpus(1.0).remote(context)`, counts. The same holds for other
+    /// remote functions that `start` calls. A call is never made again by itself, whatever its options say: see
+    /// [`Ranks::max_failures`].
+    pub fn function<T, F>(start: F) -> Ranks<T>
     where
         T: DeserializeOwned + Send + 'static,
-        F: Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
+        F: Fn(RankContext) -> ObjectRef<T> + Send + Sync + 'static,
     {
-        Ranks { start, scaling: Scaling::workers(1), max_failures: 0, wait_for_room: None }
+        let values = Values::default();
+        let kept = values.clone();
+        let make = move |context: RankContext| {
+            let (rank, values) = (context.rank, kept.clone());
+            let value = start(context);
+            let call = value.any();
+            let ended = async move {
+                let value = value.get().await?;
+                values.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, value);
+                Ok(())
+            };
+            Called { call, ended: ended.boxed() }
+        };
+        let plan = Plan { hang_timeout: NEVER, ..Plan::new(Program::Call(Arc::new(make))) };
+        Ranks { plan, values }
     }
 }
 
-impl<F> Ranks<F> {
-    /// How many ranks there are, and what is reserved for each; one, if nothing is said. Its call asks for the same.
+impl<T> Ranks<T> {
+    /// How many ranks there are, and what each holds; one with a CPU, if nothing is said.
     pub fn scaling(mut self, scaling: Scaling) -> Self {
-        self.scaling = scaling;
+        self.plan.scaling = scaling;
         self
     }
 
-    /// How often the group may be started again after a failure; never if nothing is said.
+    /// How often the group may be started again after a failure, of a function or of what it runs on; never if nothing is said. It goes on
+    /// from its newest checkpoint, where [`RankContext::checkpoint`] is read.
     pub fn max_failures(mut self, failures: u32) -> Self {
-        self.max_failures = failures;
+        self.plan.max_failures = failures;
+        self
+    }
+
+    /// Whether an error that the function returns, or its panic, is a failure to start again after, as a crash or a lost node is; it is if
+    /// nothing is said.
+    pub fn retry_errors(mut self, retry: bool) -> Self {
+        self.plan.retry_exceptions = retry;
+        self
+    }
+
+    /// As [`TorchTrainer::storage`].
+    pub fn storage(mut self, url: &str) -> Self {
+        self.plan.storage = Some(url.to_owned());
+        self
+    }
+
+    /// As [`TorchTrainer::checkpoints`].
+    pub fn checkpoints(mut self, config: CheckpointConfig) -> Self {
+        self.plan.keep = config;
+        self
+    }
+
+    /// As [`TorchTrainer::run_id`]: who uses the storage.
+    pub fn run_id(mut self, id: &str) -> Self {
+        self.plan.run_id = Some(id.to_owned());
+        self
+    }
+
+    /// How long functions that look at [`RankContext::should_stop`] have to save what they have, when the run is stopped or moved, or
+    /// another rank has failed; 30 s if nothing is said.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.plan.grace = grace;
         self
     }
 
     /// As [`TorchTrainer::wait_for_room`].
     pub fn wait_for_room(mut self, limit: Duration) -> Self {
-        self.wait_for_room = Some(limit);
+        self.plan.wait_for_room = Some(limit);
         self
     }
 
-    /// Runs it, and gives what the functions returned. The first that fails ends the others. A call is not made again by
-    /// itself, whatever its options say: see [`Ranks::max_failures`]. When a drained node ends the calls that still run there
-    /// at its deadline, all start again elsewhere, and that is no failure. If this is dropped, the calls are ended.
+    /// As [`TorchTrainer::on_notice`].
+    pub fn on_notice(mut self, show: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        self.plan.on_notice = Arc::new(show);
+        self
+    }
+
+    /// As [`TorchTrainer::on_progress`].
+    pub fn on_progress(mut self, tell: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        self.plan.on_progress = Arc::new(tell);
+        self
+    }
+
+    /// A way to end the run from elsewhere. `fit()` is then [`TrainError::Stopped`], with how far the run had come.
+    pub fn stopper(&self) -> Stopper {
+        self.plan.stopper.clone()
+    }
+
+    /// Runs it to its end, and gives what the functions returned. The first that fails ends the others. When a node is drained, all
+    /// start again elsewhere, with the next checkpoint or when the drain's time is over, and that is no failure. If this is dropped, the
+    /// calls are ended.
     ///
     /// # Errors
-    /// The group cannot be placed, or a rank has failed more often than allowed.
-    pub async fn fit<T: DeserializeOwned + Send + 'static>(self) -> Result<Returned<T>, TrainError>
-    where
-        F: Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
-    {
-        self.scaling.check()?;
-        let (begun, mut attempt, mut failures) = (Instant::now(), 0, 0);
-        loop {
-            let patience = Patience {
-                limit: self.wait_for_room,
-                for_nodes: attempt > 0 || self.wait_for_room.is_some(),
-                for_journal: attempt > 0 || self.wait_for_room.is_some(),
-                notice: &|text| notice(text),
-            };
-            let reserved = Reservation::make(&self.scaling, &patience).await?;
-            let outcome = self.attempt(&reserved, attempt).await;
-            // What is left of the ranks ends with it.
-            reserved.release().await;
-            match outcome {
-                Ok(values) => {
-                    return Ok(Returned { values, attempts: attempt + 1, elapsed: begun.elapsed() });
-                }
-                Err(TrainError::FunctionFailed { .. }) if failures < self.max_failures => failures += 1,
-                // No failure of the run.
-                Err(error @ TrainError::Moves { .. }) => notice(&error.to_string()),
-                Err(error) => return Err(error),
-            }
-            attempt += 1;
-        }
+    /// The group cannot be placed, the storage cannot be used, a rank failed more often than allowed, or the run was stopped.
+    pub async fn fit(self) -> Result<Returned<T>, TrainError> {
+        self.plan.check()?;
+        let result = in_a_runtime(self.plan.fit()).await??;
+        let values = std::mem::take(&mut *self.values.lock().unwrap_or_else(PoisonError::into_inner));
+        // An earlier attempt may have had more ranks.
+        Ok(Returned { values: values.into_values().take(result.ranks as usize).collect(), result })
     }
-
-    async fn attempt<T: DeserializeOwned + Send + 'static>(
-        &self,
-        reserved: &Reservation,
-        attempt: u32,
-    ) -> Result<Vec<T>, TrainError>
-    where
-        F: Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
-    {
-        let world_size = self.scaling.ranks_of(reserved.units);
-        let meeting = Meeting::of(world_size);
-        let bundles: Vec<u32> = (0..world_size).map(|rank| self.scaling.bundle_of(rank)).collect();
-        let nodes: Vec<NodeId> = bundles.iter().map(|bundle| reserved.nodes[*bundle as usize]).collect();
-        let mut running = FuturesUnordered::new();
-        for (rank, (node, bundle)) in nodes.iter().zip(bundles).enumerate() {
-            let context = RankContext {
-                rank: rank as u32,
-                world_size,
-                local_rank: nodes[..rank].iter().filter(|other| *other == node).count() as u32,
-                attempt,
-                node: *node,
-                bundle,
-                meeting: meeting.clone(),
-            };
-            // One alone must not be made again: the others would wait for the first.
-            let result = wingbeat::without_retries(|| (self.start)(&reserved.bundles, context));
-            running.push(async move { (rank, result.get().await) });
-        }
-        let mut values: Vec<Option<T>> = nodes.iter().map(|_| None).collect();
-        let mut drained: Option<Drained> = None;
-        loop {
-            let next = tokio::select! {
-                biased;
-                now = reserved.bundles.draining(drained.as_ref()) => {
-                    drained = now;
-                    continue;
-                }
-                // A call of the drained node would be made again by itself, without the others.
-                Drained { node, why, .. } = due(drained.clone()) => return Err(TrainError::Moves { node, why }),
-                next = running.next() => next,
-            };
-            match (next, &drained) {
-                (None, _) => break,
-                (Some((rank, Ok(value))), _) => values[rank] = Some(value),
-                (Some((rank, Err(cause))), Some(Drained { node, why, .. }))
-                    if nodes[rank] == *node && !is_own(&cause) =>
-                {
-                    return Err(TrainError::Moves { node: *node, why: why.clone() });
-                }
-                (Some((rank, Err(cause))), _) => {
-                    return Err(TrainError::FunctionFailed { rank: rank as u32, cause: Box::new(cause) });
-                }
-            }
-        }
-        Ok(values.into_iter().flatten().collect())
-    }
-}
-
-/// Waits until a drained node must be left.
-async fn due(drained: Option<Drained>) -> Drained {
-    match drained {
-        Some(drained) => {
-            let left = drained.deadline.saturating_duration_since(Instant::now()).saturating_sub(BEFORE);
-            // By the session's own timer: there may be no tokio here.
-            if let Ok(session) = wingbeat::Session::current() {
-                let never = std::future::pending::<Result<(), Error>>();
-                let _ = session.runtime().within(left, || "the deadline of a drain".into(), never).await;
-            }
-            drained
-        }
-        None => std::future::pending().await,
-    }
-}
-
-/// Whether a call has failed by itself, and not because its process was ended.
-fn is_own(cause: &Error) -> bool {
-    matches!(cause, Error::Application { .. } | Error::Panicked { .. })
 }

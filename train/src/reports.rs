@@ -59,6 +59,11 @@ impl Reports {
         self.waiting.retain(|_, waiting| !waiting.is_empty());
     }
 
+    /// What a rank still waits with: nobody answers it any more once the rank has ended.
+    pub(crate) fn left(&mut self, rank: usize) -> Vec<Report> {
+        self.waiting.remove(&rank).unwrap_or_default()
+    }
+
     /// A rank has ended.
     pub(crate) fn end(&mut self, rank: usize) -> Step {
         if let Some(ended) = self.ended.get_mut(rank) {
@@ -66,6 +71,11 @@ impl Reports {
         }
         self.waiting.remove(&rank);
         self.step()
+    }
+
+    /// Whether it has.
+    pub(crate) fn has_ended(&self, rank: usize) -> bool {
+        self.ended.get(rank).copied().unwrap_or(false)
     }
 
     /// Who is waited for, while somebody waits.

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use wingbeat::{Bundle, ByteSize, PlacementStrategy};
+use wingbeat::{Bundle, ByteSize, PlacementGroupId, PlacementStrategy};
 use wingbeat_core::labels::Selector;
 use wingbeat_core::resources::{Amount, CPU, GPU, MEMORY, ResourceSet};
+use wingbeat_core::spec::Strategy;
+use wingbeat_process::options::{PlaceOptions, TaskOptions};
 
 use crate::error::TrainError;
 
@@ -19,6 +21,7 @@ const LEAST_CPUS: f64 = 0.0001;
 /// let four_gpus = Scaling::workers(4).gpus_per_worker(1.0);
 /// let two_to_four = Scaling::workers(4).elastic(2..=4);
 /// let two_nodes_of_eight = Scaling::nodes(2, 8).gpus_per_worker(1.0).cpus_per_worker(4.0);
+/// let on_h200s = Scaling::workers(2).gpus_per_worker(1.0).accelerator_type("NVIDIA-H200").strategy(wingbeat::PlacementStrategy::StrictPack);
 /// let in_zone_a = Scaling::workers(2).labels("zone=a").memory_per_worker(wingbeat::ByteSize::gib(8)).resource_per_worker("license", 1.0);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -35,8 +38,9 @@ pub struct Scaling {
     resources: BTreeMap<String, f64>,
     /// Rules about nodes; of several, the first for which there is room.
     labels: Vec<String>,
-    /// Whether ranks lie on as many nodes as there are.
-    spread: bool,
+    /// Of which model the accelerators of nodes are.
+    accelerator_type: Option<String>,
+    strategy: PlacementStrategy,
 }
 
 impl Scaling {
@@ -51,13 +55,14 @@ impl Scaling {
             memory: 0,
             resources: BTreeMap::new(),
             labels: Vec::new(),
-            spread: false,
+            accelerator_type: None,
+            strategy: PlacementStrategy::Pack,
         }
     }
 
     /// As many nodes, and as many ranks on each.
     pub fn nodes(nodes: u32, workers: u32) -> Scaling {
-        Scaling { per_node: Some(workers), ..Self::workers(nodes) }
+        Scaling { per_node: Some(workers), strategy: PlacementStrategy::StrictSpread, ..Self::workers(nodes) }
     }
 
     /// So many workers, or nodes: as many as fit are started. The group starts again with fewer when a node is lost, and
@@ -98,10 +103,24 @@ impl Scaling {
         self
     }
 
-    /// Ranks lie on as many nodes as there are, instead of close to each other. Those of [`Scaling::nodes`] do so in any case.
-    pub fn spread(mut self) -> Scaling {
-        self.spread = true;
+    /// Only on nodes whose accelerators are of this model, which their label `accelerator-type` says: `NVIDIA-H200`. It goes with each of
+    /// the rules of [`Scaling::labels`].
+    pub fn accelerator_type(mut self, model: &str) -> Scaling {
+        self.accelerator_type = Some(model.to_owned());
         self
+    }
+
+    /// How ranks lie to each other, instead of close. Those of [`Scaling::nodes`] lie on as many nodes as it says in any case.
+    pub fn strategy(mut self, strategy: PlacementStrategy) -> Scaling {
+        if self.per_node.is_none() {
+            self.strategy = strategy;
+        }
+        self
+    }
+
+    /// Ranks lie on as many nodes as there are: [`PlacementStrategy::Spread`].
+    pub fn spread(self) -> Scaling {
+        self.strategy(PlacementStrategy::Spread)
     }
 
     /// That there is at least one rank, that the least is not more than the most, and that what each holds can be.
@@ -113,6 +132,13 @@ impl Scaling {
         if least == 0 || least > most {
             return Err(TrainError::Invalid(format!(
                 "invalid range of workers {least}..={most}: the minimum is larger than the maximum"
+            )));
+        }
+        let is_strict = matches!(self.strategy, PlacementStrategy::StrictPack | PlacementStrategy::StrictSpread);
+        if self.is_elastic() && self.per_node.is_none() && is_strict {
+            return Err(TrainError::Invalid(format!(
+                "how many workers of {least}..={most} fit cannot be told with {:?}: give one number of workers, or let nodes vary",
+                self.strategy
             )));
         }
         for (name, amount) in [("CPUs", self.cpus), ("GPUs", self.gpus)] {
@@ -127,9 +153,20 @@ impl Scaling {
         self.selectors().map(drop)
     }
 
+    /// What nodes must meet one of, if anything.
+    fn rules(&self) -> Vec<String> {
+        match self.accelerator_type.as_ref().map(|model| format!("accelerator-type={model}")) {
+            None => self.labels.clone(),
+            Some(model) if self.labels.is_empty() => vec![model],
+            Some(model) => self.labels.iter().map(|rules| format!("{rules},{model}")).collect(),
+        }
+    }
+
     fn selectors(&self) -> Result<Vec<Selector>, TrainError> {
-        let parsed =
-            self.labels.iter().map(|rules| rules.parse().map_err(|error| TrainError::Invalid(format!("{error}"))));
+        let parsed = self
+            .rules()
+            .into_iter()
+            .map(|rules| rules.parse().map_err(|error| TrainError::Invalid(format!("{error}"))));
         parsed.collect()
     }
 
@@ -161,7 +198,7 @@ impl Scaling {
             parts.push(format!("{} bytes of memory", self.memory));
         }
         parts.extend(self.resources.iter().map(|(name, amount)| format!("{amount} {name}")));
-        let rules: Vec<String> = self.labels.iter().map(|rules| format!("`{rules}`")).collect();
+        let rules: Vec<String> = self.rules().iter().map(|rules| format!("`{rules}`")).collect();
         let on = if rules.is_empty() { String::new() } else { format!(" on nodes with {}", rules.join(" or ")) };
         parts.join(" and ") + &on
     }
@@ -176,13 +213,25 @@ impl Scaling {
         let bundle = if self.memory > 0 { bundle.memory((self.memory as f64 * ranks) as u64) } else { bundle };
         let all = self.resources.iter().filter(|(_, amount)| **amount > 0.0);
         let bundle = all.fold(bundle, |bundle, (name, amount)| bundle.resource(name, amount * ranks));
-        let bundle = self.labels.iter().fold(bundle, |bundle, rules| bundle.labels(rules));
-        let strategy = match self.per_node {
-            Some(_) => PlacementStrategy::StrictSpread,
-            None if self.spread => PlacementStrategy::Spread,
-            None => PlacementStrategy::Pack,
+        let bundle = self.rules().iter().fold(bundle, |bundle, rules| bundle.labels(rules));
+        (vec![bundle; units as usize], self.strategy)
+    }
+
+    /// What the call of a rank holds, in its bundle. What is not reserved is left to the call.
+    pub(crate) fn of_call(&self, group: PlacementGroupId, bundle: u32) -> TaskOptions {
+        let place = PlaceOptions {
+            num_gpus: Some(self.gpus).filter(|gpus| *gpus > 0.0),
+            memory: Some(self.memory).filter(|bytes| *bytes > 0),
+            resources: self
+                .resources
+                .iter()
+                .filter(|(_, amount)| **amount > 0.0)
+                .map(|(k, v)| (k.clone(), *v))
+                .collect(),
+            strategy: Strategy::Bundle { group, index: Some(bundle) },
+            ..PlaceOptions::default()
         };
-        (vec![bundle; units as usize], strategy)
+        TaskOptions { num_cpus: Some(self.cpus), place, ..TaskOptions::default() }
     }
 
     /// In which bundle a rank is, before ranks are ordered.
@@ -297,6 +346,37 @@ mod tests {
         );
         let (bundles, strategy) = Scaling::workers(2).spread().bundles(2);
         assert_eq!((bundles.len(), strategy), (2, PlacementStrategy::Spread));
+    }
+
+    #[test]
+    fn the_model_of_accelerators_goes_with_each_of_the_rules() {
+        let labels = |zone: &str, model: &str| {
+            BTreeMap::from([("zone".to_owned(), zone.to_owned()), ("accelerator-type".to_owned(), model.to_owned())])
+        };
+        let alone = Scaling::workers(1).accelerator_type("H200");
+        assert!(alone.accepts(&labels("c", "H200")) && !alone.accepts(&labels("a", "A100")));
+        let in_zones = alone.labels("zone=a").labels("zone=b");
+        let accepted = [("a", "H200"), ("b", "H200"), ("c", "H200"), ("a", "A100")];
+        assert_eq!(accepted.map(|(zone, model)| in_zones.accepts(&labels(zone, model))), [true, true, false, false]);
+    }
+
+    #[test]
+    fn what_is_strictly_placed_has_one_number_of_workers() {
+        let strict = Scaling::workers(4).strategy(PlacementStrategy::StrictPack);
+        assert!(strict.check().is_ok());
+        let said = strict.elastic(2..=4).check().unwrap_err().to_string();
+        assert!(said.contains("StrictPack"), "{said}");
+        assert!(Scaling::nodes(4, 2).elastic(2..=4).check().is_ok(), "nodes may vary");
+    }
+
+    #[test]
+    fn a_call_holds_what_is_reserved_for_its_rank() {
+        let scaling =
+            Scaling::nodes(2, 2).cpus_per_worker(2.0).gpus_per_worker(0.5).resource_per_worker("license", 1.0);
+        let options = scaling.of_call(PlacementGroupId(7), 1);
+        let (place, strategy) = (&options.place, Strategy::Bundle { group: PlacementGroupId(7), index: Some(1) });
+        assert_eq!((options.num_cpus, place.num_gpus, place.memory), (Some(2.0), Some(0.5), None));
+        assert_eq!((&place.resources, &place.strategy), (&BTreeMap::from([("license".to_owned(), 1.0)]), &strategy));
     }
 
     #[test]

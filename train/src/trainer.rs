@@ -1,35 +1,25 @@
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::sync::mpsc;
-use wingbeat::{Error, ObjectRef};
+use wingbeat::ObjectRef;
 
-use crate::attempt::Finished;
 use crate::environment::Layout;
 use crate::error::TrainError;
-use crate::group::{self, Group};
-use crate::limits;
-use crate::output::{ByLine, Line, Prefixed, RankOutput};
-use crate::plan::{Backend, Plan, Returns, Shipped};
-use crate::printer::{Message, Printer, Shared};
+use crate::output::{ByLine, Line, RankOutput};
+use crate::plan::{Backend, Plan, Program, Returns, Shipped};
+use crate::printer::Shared;
 use crate::process::{Stdin, Target};
 use crate::progress::Progress;
-use crate::reservation::Patience;
 use crate::result::TrainResult;
 use crate::run::Run;
 use crate::scaling::Scaling;
 use crate::shipping::Shipment;
-use crate::shown::notice;
 use crate::stopper::Stopper;
-use crate::storage::{Checkpoint, CheckpointConfig, Claim, Place, Storage};
+use crate::storage::CheckpointConfig;
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
-
-/// How often a run looks for another port when rank 0 has found its own taken.
-const PORTS_LOST: u32 = 5;
 
 /// A training run: a group of ranks, each an unmodified PyTorch script with torchrun's environment.
 ///
@@ -71,40 +61,7 @@ impl Clone for TorchTrainer {
 
 impl TorchTrainer {
     fn new(target: Target) -> Self {
-        let plan = Plan {
-            target,
-            args: Vec::new(),
-            scaling: Scaling::workers(1),
-            python: String::new(),
-            env: BTreeMap::new(),
-            role: "default".into(),
-            returns: Returns::First,
-            run_id: None,
-            working_dir: None,
-            shipment: None,
-            master_port: None,
-            warm: true,
-            max_failures: 0,
-            retry_exceptions: true,
-            grace: Duration::from_secs(30),
-            hang_timeout: Duration::from_secs(600),
-            restart_on_hang: false,
-            backend: Backend::Auto,
-            datasets: BTreeMap::new(),
-            files: BTreeMap::new(),
-            storage: None,
-            keep: CheckpointConfig::default(),
-            stopper: Stopper::new(),
-            on_notice: Arc::new(notice),
-            on_progress: Arc::new(|_| {}),
-            output: Arc::new(|| Arc::new(Mutex::new(Prefixed::default()))),
-            wait_for_room: None,
-            layout: Layout::default(),
-            stdin: None,
-            stdin_is_lost: false,
-            as_given: None,
-        };
-        TorchTrainer { plan, python: None }
+        TorchTrainer { plan: Plan::new(Program::Process(target)), python: None }
     }
 
     /// Runs `python script args…` on every rank.
@@ -345,8 +302,7 @@ impl TorchTrainer {
     /// # Errors
     /// The group cannot be placed, a node lacks the script or the interpreter, or a rank failed more often than allowed.
     pub async fn fit(mut self) -> Result<TrainResult, TrainError> {
-        self.plan.scaling.check()?;
-        self.plan.keep.check().map_err(TrainError::Invalid)?;
+        self.plan.check()?;
         for (name, shards) in &self.plan.datasets {
             let ranks = self.plan.scaling.ranks();
             if shards.len() != ranks as usize || self.plan.scaling.is_elastic() {
@@ -361,15 +317,11 @@ impl TorchTrainer {
                 .map_err(|why| TrainError::Invalid(format!("cannot ship the working directory: {why}")))?;
             let (hash, run) = (shipment.hash.clone(), format!("{:016x}", rand::random::<u64>()));
             self.plan.shipment = Some(Shipped { hash, content: wingbeat::put(&shipment)?, run });
-        } else if let Target::Script(script) = &mut self.plan.target {
+        } else if let Program::Process(Target::Script(script)) = &mut self.plan.program {
             self.plan.as_given = Some(script.clone());
             // Ranks run in the driver's working directory, or where it does not exist, in another.
             *script = std::path::absolute(&script).unwrap_or_else(|_| script.clone());
         }
-        let storage = match &self.plan.storage {
-            Some(url) => Some(Storage::open(url).map_err(TrainError::Storage)?),
-            None => None,
-        };
         let here = std::env::current_dir();
         if let Some(folder) = here.as_ref().ok().filter(|folder| folder.to_str().is_none()) {
             let why = format!(
@@ -381,190 +333,8 @@ impl TorchTrainer {
         if self.plan.stdin_is_lost {
             (self.plan.on_notice)("standard input is a socket, which no other process can open: rank 0 reads nothing");
         }
-        let run_id = self.plan.run_id.clone().unwrap_or_else(|| format!("wingbeat-{:016x}", rand::random::<u64>()));
-        let claim = match &storage {
-            Some(storage) => {
-                let claimed = tokio::select! {
-                    claimed = self.claim(storage, &run_id) => claimed,
-                    // The storage stands still.
-                    () = self.stopped_for_a_while() => Err(TrainError::stopped()),
-                };
-                Some(claimed?)
-            }
-            None => None,
-        };
-        let place = Place::new(claim, &run_id, self.plan.on_notice.clone());
-        let printer = Printer::start((self.plan.output)())
-            .map_err(|error| Error::io("starting the thread that shows what ranks print", &error))?;
-        let begun = Instant::now();
-        let mut so_far = SoFar::default();
-        let mut outcome = self.attempts(&mut so_far, &run_id, &place, printer.queue()).await;
-        if let Some(shipped) = &self.plan.shipment {
-            group::forget_run(&shipped.run, so_far.left).await;
-        }
-        let was_stopped = matches!(outcome, Err(TrainError::Stopped { .. }));
-        printer.end(was_stopped, &self.plan.stopper).await;
-        if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, place.claim()) {
-            // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
-            let checkpoints = self.listed(claim).await;
-            self.say_what_is_missing(&checkpoints);
-            so_far.best_checkpoint = self.plan.keep.best_of(&checkpoints).cloned();
-            so_far.checkpoint = checkpoints.last().cloned();
-            so_far.checkpoints = checkpoints;
-        }
-        if let Err(TrainError::Stopped { so_far }) = &mut outcome {
-            so_far.elapsed = begun.elapsed();
-        }
-        if tokio::time::timeout(*limits::STORAGE, place.release()).await.is_err() {
-            (self.plan.on_notice)("the storage does not answer: others may use it in a minute");
-        }
-        outcome
+        self.plan.fit().await
     }
-
-    /// Checks the storage and has it for this run.
-    async fn claim(&self, storage: &Storage, run_id: &str) -> Result<Claim, TrainError> {
-        storage.probe().await.map_err(TrainError::Storage)?;
-        let claimed = Claim::new(storage, run_id, &*self.plan.on_notice, self.plan.stopper.stopped()).await;
-        let claimed = claimed.map_err(TrainError::Storage)?.ok_or_else(TrainError::stopped)?;
-        for damaged in storage.damaged().await.map_err(TrainError::Storage)? {
-            (self.plan.on_notice)(&format!("passing over a checkpoint that cannot be read: {damaged}"));
-        }
-        Ok(claimed)
-    }
-
-    /// Until it was stopped, and what waits for the storage has had a moment to hear of it.
-    async fn stopped_for_a_while(&self) {
-        self.plan.stopper.stopped().await;
-        tokio::time::sleep(*limits::STOPPED).await;
-    }
-
-    /// The checkpoints that are there when all is done. That they cannot be told makes no training a failure.
-    async fn listed(&self, claim: &Claim) -> Vec<Checkpoint> {
-        let listed = tokio::select! {
-            listed = tokio::time::timeout(*limits::STORAGE, claim.storage().checkpoints()) => listed,
-            () = self.stopped_for_a_while() => return Vec::new(),
-        };
-        let why = match listed {
-            Ok(Ok(checkpoints)) => return checkpoints,
-            Ok(Err(why)) => why,
-            Err(_) => format!("the storage has said nothing for {} s", limits::STORAGE.as_secs()),
-        };
-        (self.plan.on_notice)(&format!("the checkpoints cannot be listed: {why}"));
-        Vec::new()
-    }
-
-    /// Of what these checkpoints were to be kept by.
-    fn say_what_is_missing(&self, checkpoints: &[Checkpoint]) {
-        if let Some(why) = self.plan.keep.missing_best(checkpoints) {
-            (self.plan.on_notice)(&why);
-        }
-    }
-
-    async fn attempts(
-        &self,
-        so_far: &mut SoFar,
-        run_id: &str,
-        place: &Place,
-        output: &mpsc::Sender<Message>,
-    ) -> Result<TrainResult, TrainError> {
-        let begun = Instant::now();
-        loop {
-            let error = match self.attempt(so_far, run_id, place, output).await {
-                Ok(Finished { ranks, metrics, returned }) => {
-                    let checkpoints = match place.claim() {
-                        Some(claim) => self.listed(claim).await,
-                        None => Vec::new(),
-                    };
-                    self.say_what_is_missing(&checkpoints);
-                    return Ok(TrainResult {
-                        ranks,
-                        attempts: so_far.failures + 1,
-                        elapsed: begun.elapsed(),
-                        metrics,
-                        best_checkpoint: self.plan.keep.best_of(&checkpoints).cloned(),
-                        checkpoint: checkpoints.last().cloned(),
-                        checkpoints,
-                        returned,
-                    });
-                }
-                Err(error) => error,
-            };
-            if !self.goes_on(&error, so_far) {
-                return Err(error);
-            }
-            let notice = match &error {
-                TrainError::PortTaken { .. } => {
-                    so_far.ports_lost += 1;
-                    format!("{error}; trying another port")
-                }
-                TrainError::Grows { .. } => error.to_string(),
-                TrainError::Moves { .. } => {
-                    so_far.was_moved = true;
-                    error.to_string()
-                }
-                error => {
-                    so_far.failures += 1;
-                    let (failures, of) = (so_far.failures, self.plan.max_failures + 1);
-                    format!("attempt {failures} of {of} failed, trying again: {error}")
-                }
-            };
-            (self.plan.on_notice)(&notice);
-        }
-    }
-
-    /// Whether there is another attempt after this.
-    fn goes_on(&self, error: &TrainError, so_far: &SoFar) -> bool {
-        match error {
-            // Nobody's fault, and soon seen: it is no failure of the run.
-            TrainError::PortTaken { .. } => self.plan.master_port.is_none() && so_far.ports_lost < PORTS_LOST,
-            TrainError::Grows { .. } | TrainError::Moves { .. } => true,
-            // Without the cluster there is no other attempt.
-            _ if wingbeat::Session::current().is_ok_and(|session| session.is_over()) => false,
-            error => error.may_pass(self.plan.retry_exceptions) && so_far.failures < self.plan.max_failures,
-        }
-    }
-
-    async fn attempt(
-        &self,
-        so_far: &mut SoFar,
-        run_id: &str,
-        place: &Place,
-        output: &mpsc::Sender<Message>,
-    ) -> Result<Finished, TrainError> {
-        let patience = Patience {
-            limit: self.plan.wait_for_room,
-            // What was there may come back.
-            for_nodes: so_far.failures > 0 || so_far.was_moved || self.plan.wait_for_room.is_some(),
-            for_journal: so_far.has_begun || self.plan.wait_for_room.is_some(),
-            notice: &*self.plan.on_notice,
-        };
-        let group = tokio::select! {
-            biased;
-            () = self.plan.stopper.stopped() => return Err(TrainError::stopped()),
-            group = Group::place(&self.plan, &patience) => group?,
-        };
-        so_far.has_begun = true;
-        let outcome = group.run(&self.plan, so_far.failures, run_id, place, output).await;
-        let again = outcome.as_ref().err().filter(|error| self.goes_on(error, so_far));
-        let mut returns_to = again.map(|_| group.nodes()).unwrap_or_default();
-        if let Some(TrainError::Moves { node, .. }) = again {
-            returns_to.remove(&node.0);
-        }
-        group.release(&returns_to, &mut so_far.left).await;
-        outcome
-    }
-}
-
-/// What has become of earlier attempts.
-#[derive(Default)]
-struct SoFar {
-    failures: u32,
-    ports_lost: u32,
-    was_moved: bool,
-    /// Ranks have been placed.
-    has_begun: bool,
-    /// Nodes with something of earlier attempts that the next one may find.
-    left: BTreeSet<u64>,
 }
 
 /// The interpreter of ranks for which none is named: `$WINGBEAT_PYTHON`, that of the environment that is activated, of `.venv` in the

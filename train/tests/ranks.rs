@@ -5,7 +5,7 @@
 use std::future::IntoFuture;
 use std::path::PathBuf;
 
-use wingbeat::Session;
+use wingbeat::{NodeId, Session};
 use wingbeat_collective::Op;
 use wingbeat_tests::TestCluster;
 use wingbeat_train::{RankContext, Scaling, TorchTrainer, TrainError};
@@ -37,10 +37,9 @@ fn session() -> Session {
 fn every_rank_knows_its_place_and_reduces_with_the_others() {
     let session = session();
     let _entered = session.enter();
-    let trainer =
-        TorchTrainer::function(|group, context| sum::options().in_bundle(group, context.bundle).remote(context, 10));
+    let trainer = TorchTrainer::function(|context| sum::remote(context, 10));
     let returned = wingbeat::block_on(trainer.scaling(Scaling::workers(3)).fit()).unwrap();
-    assert_eq!((returned.values, returned.attempts), (vec![vec![0, 30], vec![1, 30], vec![2, 30]], 1));
+    assert_eq!((returned.values, returned.result.attempts), (vec![vec![0, 30], vec![1, 30], vec![2, 30]], 1));
     wingbeat::block_on(session.shutdown());
 }
 
@@ -49,9 +48,7 @@ fn the_first_that_fails_ends_the_others_and_the_group_starts_again() {
     let session = session();
     let _entered = session.enter();
     let run = |failures| {
-        let trainer = TorchTrainer::function(|group, context: RankContext| {
-            fails_once::options().in_bundle(group, context.bundle).remote(context)
-        });
+        let trainer = TorchTrainer::function(fails_once::remote);
         wingbeat::block_on(trainer.scaling(Scaling::workers(3)).max_failures(failures).fit())
     };
     match run(0).unwrap_err() {
@@ -59,7 +56,7 @@ fn the_first_that_fails_ends_the_others_and_the_group_starts_again() {
         other => panic!("{other}"),
     }
     let returned = run(1).unwrap();
-    assert_eq!((returned.values, returned.attempts), (vec![1, 1, 1], 2));
+    assert_eq!((returned.values, returned.result.attempts), (vec![1, 1, 1], 2));
     wingbeat::block_on(session.shutdown());
 }
 
@@ -78,9 +75,7 @@ fn a_rank_whose_process_dies_is_not_made_again_alone() {
     let session = session();
     let _entered = session.enter();
     let run = |failures| {
-        let trainer = TorchTrainer::function(|group, context: RankContext| {
-            is_killed::options().max_retries(5).in_bundle(group, context.bundle).remote(context)
-        });
+        let trainer = TorchTrainer::function(|context| is_killed::options().max_retries(5).remote(context));
         wingbeat::block_on(trainer.scaling(Scaling::workers(2)).max_failures(failures).fit())
     };
     match run(0).unwrap_err() {
@@ -91,16 +86,17 @@ fn a_rank_whose_process_dies_is_not_made_again_alone() {
     wingbeat::block_on(session.shutdown());
 }
 
+/// Stays where it is first, and says where that is.
 #[wingbeat::remote]
-fn stays_at_first(context: RankContext, begun: PathBuf) -> u32 {
-    if context.attempt == 0 {
+fn stays_at_first(context: RankContext, begun: PathBuf) -> NodeId {
+    if !begun.exists() {
         std::fs::write(begun.with_extension("new"), context.node.to_string()).unwrap();
         std::fs::rename(begun.with_extension("new"), begun).unwrap();
         loop {
             std::thread::park();
         }
     }
-    context.attempt
+    context.node
 }
 
 #[test]
@@ -108,23 +104,66 @@ fn ranks_leave_a_drained_node_at_its_deadline_and_that_is_no_failure() {
     let cluster = TestCluster::start(2, 1).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let begun = dir.path().join("begun");
-    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).global(false);
-    let session = wingbeat::block_on(init.into_future()).unwrap();
+    let session = join(&cluster);
     let _entered = session.enter();
-    let returned = std::thread::scope(|scope| {
-        scope.spawn(|| {
+    let (first, returned) = std::thread::scope(|scope| {
+        let drained = scope.spawn(|| {
             while !begun.exists() {
                 std::thread::yield_now();
             }
             let node = std::fs::read_to_string(&begun).unwrap();
             let drain = cluster.command().unwrap().args(["drain", &node, "--within", "1s"]).status();
             assert!(drain.unwrap().success());
+            node
         });
-        let trainer = TorchTrainer::function(|group, context: RankContext| {
-            stays_at_first::options().in_bundle(group, context.bundle).remote(context, begun.clone())
-        });
-        wingbeat::block_on(trainer.fit()).unwrap()
+        let begun = begun.clone();
+        let trainer = TorchTrainer::function(move |context| stays_at_first::remote(context, begun.clone()));
+        let returned = wingbeat::block_on(trainer.fit()).unwrap();
+        (drained.join().unwrap(), returned)
     });
-    assert_eq!((returned.values, returned.attempts), (vec![1], 2));
+    assert_ne!(returned.values[0].to_string(), first);
+    assert_eq!(returned.result.attempts, 1);
+    wingbeat::block_on(session.shutdown());
+}
+
+fn join(cluster: &TestCluster) -> Session {
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).global(false);
+    wingbeat::block_on(init.into_future()).unwrap()
+}
+
+#[wingbeat::remote(num_cpus = 8)]
+fn held(context: RankContext) -> (f64, f64) {
+    let held = wingbeat::assigned_resources();
+    let of = |name: &str| held.get(name).copied().unwrap_or_default();
+    drop(context);
+    (of("CPU"), of("license"))
+}
+
+#[test]
+fn a_call_holds_what_is_reserved_for_its_rank_unless_it_says_otherwise() {
+    let init = wingbeat::init().num_cpus(4).resource("license", 2.0).global(false);
+    let session = wingbeat::block_on(init.into_future()).unwrap();
+    let _entered = session.enter();
+    let scaling = || Scaling::workers(2).cpus_per_worker(1.5).resource_per_worker("license", 1.0);
+    let usual = TorchTrainer::function(held::remote).scaling(scaling());
+    assert_eq!(wingbeat::block_on(usual.fit()).unwrap().values, [(1.5, 1.0), (1.5, 1.0)]);
+    let own = TorchTrainer::function(|context| held::options().num_cpus(0.5).remote(context)).scaling(scaling());
+    assert_eq!(wingbeat::block_on(own.fit()).unwrap().values, [(0.5, 1.0), (0.5, 1.0)]);
+    wingbeat::block_on(session.shutdown());
+}
+
+#[wingbeat::remote]
+fn place(context: RankContext) -> (bool, u32) {
+    (wingbeat::current_node() == Some(context.node), context.local_rank)
+}
+
+#[test]
+fn ranks_of_two_nodes_are_numbered_by_node_and_know_theirs() {
+    let cluster = TestCluster::start(2, 2).unwrap();
+    let session = join(&cluster);
+    let _entered = session.enter();
+    let trainer = TorchTrainer::function(place::remote).scaling(Scaling::nodes(2, 2));
+    let places = wingbeat::block_on(trainer.fit()).unwrap().values;
+    assert_eq!(places, [(true, 0), (true, 1), (true, 0), (true, 1)]);
     wingbeat::block_on(session.shutdown());
 }

@@ -8,7 +8,7 @@ use futures::stream::StreamExt;
 use wingbeat::{Error, get_all};
 
 use super::state::Attempt;
-use crate::error::TrainError;
+use crate::error::{ReportError, TrainError};
 use crate::group::Group;
 use crate::limits;
 use crate::process::{Answer, Report};
@@ -64,7 +64,7 @@ impl Attempt<'_> {
         match saved {
             Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {
-                self.tell(reports, &Answer(saved.map(|()| None)));
+                self.tell(reports, &Answer(saved.map(|()| None).map_err(ReportError::Storage)));
                 Ok(())
             }
         }
@@ -148,7 +148,10 @@ impl Attempt<'_> {
             let path = fetcher.fetch(claim.storage().url().to_owned(), newest).get().await;
             path.map(Some).map_err(own_words)
         };
-        self.checkpoints.lookups.running.push(Box::pin(async move { (node, Answer(find.await)) }));
+        self.checkpoints
+            .lookups
+            .running
+            .push(Box::pin(async move { (node, Answer(find.await.map_err(ReportError::Storage))) }));
     }
 
     pub(super) fn looked_up(&mut self, node: u64, answer: &Answer) {

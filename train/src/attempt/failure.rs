@@ -3,7 +3,7 @@
 use wingbeat::Error;
 
 use super::state::Attempt;
-use crate::error::TrainError;
+use crate::error::{TrainError, is_own};
 use crate::process::Outcome;
 
 impl Attempt<'_> {
@@ -18,6 +18,10 @@ impl Attempt<'_> {
         if let Some((rank, error)) = self.ranks.lost.drain(..).next() {
             let node = self.group.hostname(rank);
             return TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) };
+        }
+        let calls = self.ranks.failed_calls.drain(..);
+        if let Some((rank, cause)) = calls.min_by_key(|(_, cause)| consequence(cause)) {
+            return TrainError::FunctionFailed { rank: rank as u32, cause: Box::new(cause) };
         }
         let failures = std::mem::take(&mut self.ranks.failures);
         let Some((rank, outcome)) = first(failures) else { return TrainError::stopped() };
@@ -47,6 +51,16 @@ impl Attempt<'_> {
             python_error,
             stderr: outcome.stderr,
         }
+    }
+}
+
+/// How likely it is that a call has failed because another has: a function fails that waits for one whose process is gone, and those that
+/// are left are then cancelled.
+fn consequence(cause: &Error) -> u8 {
+    match cause {
+        Error::Cancelled { .. } => 2,
+        cause if is_own(cause) => 1,
+        _ => 0,
     }
 }
 

@@ -12,15 +12,15 @@ mod state;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use futures::stream::{Stream, StreamExt};
+use futures::stream::StreamExt;
 use rustix::process::Signal;
 use tokio::sync::mpsc;
-use wingbeat::{Drained, Error};
+use wingbeat::{AnyRef, Drained, Error};
 
 use self::state::{Attempt, Checkpoints, GROWTH_LOOK, Metrics, Moves, Quiet, Ranks, Showing};
-use crate::error::TrainError;
+use crate::error::{ReportError, TrainError};
 use crate::group::{Group, Member};
-use crate::launch::{Events, RankEvent};
+use crate::launch::{Events, Launched, RankEvent};
 use crate::limits;
 use crate::plan::Plan;
 use crate::printer::Message;
@@ -97,17 +97,18 @@ impl Group {
         let ranks = self.ranks.iter().map(Member::progress).collect();
         let progress = Progress { attempt, ranks, reports: 0 };
         (plan.on_progress)(&progress);
-        let prepared = tokio::select! {
+        let (stored, launched) = tokio::select! {
             biased;
             () = plan.stopper.stopped() => return Err(TrainError::stopped()),
-            prepared = async {
+            launched = async {
                 // One that shows nothing any more is found out when there is something to show.
                 let _ = output.send(Message::Begun(attempt)).await;
-                self.prepare_attempt(plan, &progress, storage).await
-            } => prepared?,
+                let stored = self.find_stored(storage).await?;
+                let launched = self.launch(plan, run_id, &progress, &stored).await?;
+                Ok::<_, TrainError>((stored, launched))
+            } => launched?,
         };
-        let port = prepared.port;
-        let mut events = self.launch(plan, attempt, run_id, &prepared);
+        let Launched { mut events, port, ras, calls } = launched;
         let count = self.ranks.len();
         let mut attempt = Attempt {
             plan,
@@ -115,10 +116,10 @@ impl Group {
             storage,
             showing: Showing { output, unshown: None, pause: Instant::now(), pauses: 0 },
             metrics: Metrics::new(),
-            checkpoints: Checkpoints::from(&prepared),
-            quiet: Quiet::new(prepared.ras),
+            checkpoints: Checkpoints::from(&stored),
+            quiet: Quiet::new(ras),
             moves: Moves::new(),
-            ranks: Ranks::new(count),
+            ranks: Ranks::new(count, calls),
             reports: Reports::of(count),
             progress,
             finished: Finished { ranks: count as u32, ..Finished::default() },
@@ -164,10 +165,7 @@ impl Group {
 
 impl Attempt<'_> {
     /// Hears the ranks until all have ended or one has failed, and looks after those who wait.
-    async fn until_failure<S: Stream<Item = RankEvent> + Unpin>(
-        &mut self,
-        events: &mut Events<S>,
-    ) -> Result<(), TrainError> {
+    async fn until_failure(&mut self, events: &mut Events) -> Result<(), TrainError> {
         let output = self.showing.output;
         while (self.ranks.left > 0 || self.showing.unshown.is_some()) && self.ranks.are_well() {
             self.save_next();
@@ -282,14 +280,22 @@ impl Attempt<'_> {
     /// Asks those who are left to end, and then ends them. Nobody is left behind when this returns: the next attempt
     /// needs the same devices. What was on its way is heard, too: a rank that printed much may have failed first and be
     /// heard of last.
-    async fn stop<S: Stream<Item = RankEvent> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
+    async fn stop(&mut self, events: &mut Events, grace: Duration) {
         for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, *limits::KILLED)] {
             let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
+            if signal == Signal::KILL {
+                self.ranks.calls.iter().for_each(AnyRef::cancel_force);
+            }
             let output = self.showing.output;
             let rest = async {
-                // An actor that is gone took its rank with it.
-                for stopped in &stopping {
-                    let _ = stopped.get().await;
+                for (rank, stopped) in stopping.iter().enumerate() {
+                    // An actor that is gone took its process with it.
+                    let hears_of_it = stopped.get().await.unwrap_or(false);
+                    if let Some(call) = self.ranks.calls.get(rank)
+                        && !hears_of_it
+                    {
+                        call.cancel_force();
+                    }
                 }
                 while self.ranks.left > 0 || self.showing.unshown.is_some() {
                     self.save_next();
@@ -343,11 +349,14 @@ impl Attempt<'_> {
                 }
                 self.showing.pauses = 2;
             }
+            // By what its function has left running.
+            Ok(Event::Report(Report { id, .. }) | Event::Newest(id)) if self.reports.has_ended(rank) => {
+                self.tell_one(rank, id, &Answer(Err(ReportError::Over)));
+            }
             Ok(Event::Report(report)) => {
                 let (step, before) = self.reports.report(rank, report);
                 for Report { id, .. } in before {
-                    let why = "another report of this rank came before all had come to this one: one process and one thread of a rank report";
-                    self.tell_one(rank, id, &Answer(Err(why.into())));
+                    self.tell_one(rank, id, &Answer(Err(ReportError::Overtaken)));
                 }
                 self.answer(step);
             }
@@ -355,6 +364,11 @@ impl Attempt<'_> {
             Ok(Event::Newest(id)) => self.look_up(rank, id),
             Ok(Event::Returned(value)) => drop(self.finished.returned.insert(rank as u32, value)),
             Ok(Event::Raised(error)) => drop(self.ranks.raised.insert(rank, error)),
+            Ok(Event::Devices(gpus)) => {
+                if let Some(progress) = self.progress.ranks.get_mut(rank) {
+                    progress.gpus = gpus;
+                }
+            }
             Ok(Event::Ended(mut outcome)) => {
                 self.ranks.left -= 1;
                 let number = rank as u32;
@@ -363,24 +377,40 @@ impl Attempt<'_> {
                 if !outcome.is_success() {
                     self.ranks.failures.push((rank, outcome));
                 }
-                let step = self.reports.end(rank);
-                self.answer(step);
+                self.reports_no_more(rank);
+            }
+            Ok(Event::Failed(error)) => {
+                self.ranks.failed_calls.push((rank, error));
+                self.ended(rank);
             }
             Err(error) => {
-                self.ranks.left -= 1;
-                self.showing.unshown = Some(Message::Ended(rank as u32, None));
                 self.ranks.lost.push((rank, error));
-                let step = self.reports.end(rank);
-                self.answer(step);
+                self.ended(rank);
             }
         }
         Ok(())
     }
 
+    /// A rank has ended of which there is no more to say.
+    fn ended(&mut self, rank: usize) {
+        self.ranks.left -= 1;
+        self.showing.unshown = Some(Message::Ended(rank as u32, None));
+        self.reports_no_more(rank);
+    }
+
+    /// What a function has left running may still wait with a report.
+    fn reports_no_more(&mut self, rank: usize) {
+        for Report { id, .. } in self.reports.left(rank) {
+            self.tell_one(rank, id, &Answer(Err(ReportError::Over)));
+        }
+        let step = self.reports.end(rank);
+        self.answer(step);
+    }
+
     fn answer(&mut self, step: Step) {
         match step {
             Step::Wait => {}
-            Step::Refuse(reports, why) => self.tell(reports, &Answer(Err(why))),
+            Step::Refuse(reports, why) => self.tell(reports, &Answer(Err(ReportError::Uneven(why)))),
             Step::Complete(reports) => {
                 for (rank, report) in self.progress.ranks.iter_mut().zip(reports.values()) {
                     rank.metrics.clone_from(&report.metrics);

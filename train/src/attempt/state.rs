@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use tokio::sync::mpsc;
-use wingbeat::{Drained, Error};
+use wingbeat::{AnyRef, Drained, Error};
 
 use super::Finished;
 use crate::group::Group;
-use crate::launch::Prepared;
+use crate::launch::Stored;
 use crate::plan::Plan;
 use crate::printer::Message;
 use crate::process::{Answer, Outcome, Report};
@@ -125,10 +125,10 @@ pub(super) struct Lookups {
 
 impl Checkpoints {
     /// None of this attempt's own yet.
-    pub(super) fn from(prepared: &Prepared) -> Checkpoints {
+    pub(super) fn from(stored: &Stored) -> Checkpoints {
         Checkpoints {
-            next: prepared.next,
-            began_with_one: prepared.checkpoints.iter().any(|at| !at.is_empty()),
+            next: stored.next,
+            began_with_one: stored.checkpoints.iter().any(|at| !at.is_empty()),
             has_stored: false,
             saves: FuturesUnordered::new(),
             held: VecDeque::new(),
@@ -185,19 +185,30 @@ pub(super) struct Ranks {
     /// How many have not.
     pub left: usize,
     pub failures: Vec<(usize, Outcome)>,
+    /// Those whose calls have failed, as it was heard.
+    pub failed_calls: Vec<(usize, Error)>,
     /// Those whose actors are gone.
     pub lost: Vec<(usize, Error)>,
     /// What functions raised.
     pub raised: BTreeMap<usize, Vec<u8>>,
+    /// By rank, if they are calls.
+    pub calls: Vec<AnyRef>,
 }
 
 impl Ranks {
-    pub(super) fn new(count: usize) -> Ranks {
-        Ranks { left: count, failures: Vec::new(), lost: Vec::new(), raised: BTreeMap::new() }
+    pub(super) fn new(count: usize, calls: Vec<AnyRef>) -> Ranks {
+        Ranks {
+            left: count,
+            failures: Vec::new(),
+            failed_calls: Vec::new(),
+            lost: Vec::new(),
+            raised: BTreeMap::new(),
+            calls,
+        }
     }
 
     /// Whether none has failed.
     pub(super) fn are_well(&self) -> bool {
-        self.failures.is_empty() && self.lost.is_empty()
+        self.failures.is_empty() && self.failed_calls.is_empty() && self.lost.is_empty()
     }
 }

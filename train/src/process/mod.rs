@@ -4,6 +4,7 @@
 //! output, what it says over its socket, and its end arrive as events. Dropping the stream of events ends it and what
 //! it has started.
 //!
+//! - `answers`: what it reports and asks, and who waits for an answer.
 //! - `output`: what it prints.
 //! - `spawned`: a new Python.
 //! - `forked`: a fork of the warm one.
@@ -11,6 +12,7 @@
 //! - `memory`: whether there was too little.
 //! - `socket`: what a script says with `wingbeat.train`; `stdin`: what it reads.
 
+mod answers;
 mod forked;
 mod memory;
 mod output;
@@ -36,8 +38,8 @@ use wingbeat::ObjectRef;
 use wingbeat_net::messages::ProgramStacks;
 use wingbeat_process::programs::{self, Program};
 
+pub(crate) use answers::{Answer, Answers, Report};
 pub(crate) use forked::{Greeting, greet};
-pub(crate) use socket::{Answer, Answers, Report};
 pub(crate) use spawned::as_outside;
 pub(crate) use stdin::Stdin;
 
@@ -171,7 +173,7 @@ impl Outcome {
     }
 }
 
-/// What happens to a process.
+/// What happens to a rank's process, or to the call that it is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Event {
     /// Its process is there, or will be before that of any rank that is asked for now.
@@ -187,7 +189,11 @@ pub(crate) enum Event {
     Returned(#[serde(with = "serde_bytes")] Vec<u8>),
     /// What its function raised, pickled.
     Raised(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// The devices of a function's process.
+    Devices(Vec<u32>),
     Ended(Outcome),
+    /// The call of its function has failed.
+    Failed(wingbeat::Error),
 }
 
 /// The process of a rank, as those see it who may end it.

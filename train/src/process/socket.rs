@@ -7,115 +7,20 @@ use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc as answer;
-use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::Event;
+use super::answers::{Answer, Answers, Report};
+use crate::error::ReportError;
 
 /// Names the socket.
 pub(super) const VARIABLE: &str = "WINGBEAT_RANK_SOCKET";
 /// The longest line of JSON.
 const LINE_LIMIT: u64 = 16 << 20;
-
-/// What a rank reports, and waits for the answer to.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Report {
-    /// Which question this is, for its answer.
-    pub id: u64,
-    pub metrics: BTreeMap<String, f64>,
-    /// A directory of its node that is to become part of a checkpoint.
-    pub checkpoint: Option<String>,
-    /// Whether it waits until the checkpoint is stored.
-    pub waits: bool,
-    /// Whether it comes from the middle of another of its process: from a signal's handler.
-    pub is_nested: bool,
-}
-
-/// What a rank is told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Answer(pub Result<Option<String>, String>);
-
-/// Where answers go to.
-#[derive(Clone, Default)]
-pub(crate) struct Answers(Arc<AnswersState>);
-
-#[derive(Default)]
-struct AnswersState {
-    last: AtomicU64,
-    waiting: Mutex<BTreeMap<u64, Awaited>>,
-}
-
-/// Somebody waits for an answer, and for the end of the connection that it is for.
-struct Awaited {
-    sender: answer::SyncSender<Answer>,
-    /// Ready once there is an answer, or there will be none.
-    told: Arc<OwnedFd>,
-}
-
-impl Drop for Awaited {
-    fn drop(&mut self) {
-        // Fails only when it was told very often.
-        let _ = rustix::io::write(&*self.told, &1_u64.to_ne_bytes());
-    }
-}
-
-impl Answers {
-    /// Asks with an id of its own, and waits for the answer. None if nobody answers any more, or whoever is at the other end
-    /// of `stream` does not wait any more: then that is told.
-    fn ask(
-        &self,
-        stream: &UnixStream,
-        events: &mpsc::Sender<Event>,
-        question: impl FnOnce(u64) -> Event,
-    ) -> std::io::Result<Option<Answer>> {
-        let id = self.0.last.fetch_add(1, Ordering::Relaxed);
-        let told = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
-        let (sender, receiver) = answer::sync_channel(1);
-        let awaited = Awaited { sender, told: told.clone() };
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, awaited);
-        if events.blocking_send(question(id)).is_err() {
-            self.forget(id);
-            return Ok(None);
-        }
-        loop {
-            let mut fds = [PollFd::new(&*told, PollFlags::IN), PollFd::new(stream, PollFlags::RDHUP)];
-            match poll(&mut fds, None) {
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-                Ok(_) if !fds[0].revents().is_empty() => return Ok(receiver.recv().ok()),
-                Ok(_) => {
-                    self.forget(id);
-                    // Nobody is left who needs to know.
-                    let _ = events.blocking_send(Event::Withdrawn(id));
-                    return Ok(None);
-                }
-            }
-        }
-    }
-
-    fn forget(&self, id: u64) {
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-    }
-
-    /// Answers a report, unless nobody waits for that any more.
-    pub(crate) fn give(&self, id: u64, answer: Answer) {
-        let waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-        if let Some(waiting) = waiting {
-            let _ = waiting.sender.send(answer);
-        }
-    }
-
-    /// Nobody answers any more.
-    fn close(&self) {
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    }
-}
 
 /// A message, as the script writes it.
 #[derive(Deserialize)]
@@ -203,11 +108,11 @@ fn hear(stream: &UnixStream, over: &OwnedFd, answers: &Answers, events: &mpsc::S
         let answered = match next(&mut reader) {
             Ok(Some(message)) => respond(message, stream, answers, events),
             Ok(None) => return,
-            Err(error) => Answer(Err(error.to_string())),
+            Err(error) => Answer(Err(ReportError::Invalid(error.to_string()))),
         };
         let Ok(mut line) = serde_json::to_vec(&match answered {
             Answer(Ok(value)) => serde_json::json!({ "ok": value }),
-            Answer(Err(why)) => serde_json::json!({ "error": why }),
+            Answer(Err(why)) => serde_json::json!({ "error": why.to_string() }),
         }) else {
             return;
         };
@@ -242,10 +147,10 @@ fn respond(
     answers: &Answers,
     events: &mpsc::Sender<Event>,
 ) -> Answer {
-    let gone = || Answer(Err("the run is over".into()));
+    let gone = || Answer(Err(ReportError::Over));
     let answered = |asked: std::io::Result<Option<Answer>>| match asked {
         Ok(answer) => answer.unwrap_or_else(gone),
-        Err(error) => Answer(Err(error.to_string())),
+        Err(error) => Answer(Err(ReportError::Invalid(error.to_string()))),
     };
     let tell = |event| match events.blocking_send(event) {
         Ok(()) => Answer(Ok(None)),
@@ -258,7 +163,7 @@ fn respond(
         Message::Report { metrics, checkpoint, waits, nested } => {
             let number = |(name, text): (String, String)| match text.parse() {
                 Ok(value) => Ok((name, value)),
-                Err(_) => Err(Answer(Err(format!("the metric {name} is not a number: {text}")))),
+                Err(_) => Err(Answer(Err(ReportError::Invalid(format!("the metric {name} is not a number: {text}"))))),
             };
             let metrics = match metrics.into_iter().map(number).collect() {
                 Ok(metrics) => metrics,

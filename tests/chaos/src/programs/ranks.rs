@@ -23,9 +23,7 @@ fn trains(context: RankContext, steps: u64, len: usize) -> Result<f64, String> {
 
 pub(super) async fn run(chance: &mut Chance) -> Result<(), Failure> {
     let (steps, len) = (5 + chance.below(40) as u64, [1, 10_000, 100_000][chance.below(3)]);
-    let trainer = TorchTrainer::function(|group, context: RankContext| {
-        trains::options().num_cpus(0.5).in_bundle(group, context.bundle).remote(context, steps, len)
-    });
+    let trainer = TorchTrainer::function(move |context| trains::remote(context, steps, len));
     let scaling = Scaling::workers(RANKS).cpus_per_worker(0.5);
     let wait = std::time::Duration::from_secs(600);
     let returned = match trainer.scaling(scaling).max_failures(RETRIES).wait_for_room(wait).fit().await {

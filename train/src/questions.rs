@@ -1,0 +1,81 @@
+//! What the Rust function of a rank asks the rank's actor: it goes to the run as events, as what a script says does.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use futures::Stream;
+use tokio::sync::{mpsc, watch};
+
+use crate::error::ReportError;
+use crate::process::{Answer, Answers, Event, Report};
+
+/// Questions on the way to the run. A function waits for the answer, so that there are more than one only by its threads.
+const QUESTIONS: usize = 16;
+
+pub(crate) struct Questions {
+    events: mpsc::Sender<Event>,
+    /// Until the run takes it.
+    heard: Mutex<Option<mpsc::Receiver<Event>>>,
+    has_devices: AtomicBool,
+    stopped: watch::Sender<bool>,
+}
+
+impl Questions {
+    pub(crate) fn new() -> Questions {
+        let (events, heard) = mpsc::channel(QUESTIONS);
+        Questions {
+            events,
+            heard: Mutex::new(Some(heard)),
+            has_devices: AtomicBool::new(false),
+            stopped: watch::Sender::new(false),
+        }
+    }
+
+    /// All of them, for the first who asks.
+    pub(crate) fn events(&self) -> impl Stream<Item = Event> + Send + use<> {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner).take();
+        futures::stream::unfold(heard, |heard| async move {
+            let mut heard = heard?;
+            let event = heard.recv().await?;
+            Some((event, Some(heard)))
+        })
+    }
+
+    pub(crate) async fn report(
+        &self,
+        answers: &Answers,
+        metrics: BTreeMap<String, f64>,
+        checkpoint: Option<String>,
+        gpus: Vec<u32>,
+    ) -> Result<(), ReportError> {
+        if !self.has_devices.swap(true, Ordering::Relaxed) {
+            // Nobody hears it any more if the run is over, and then the report fails, too.
+            let _ = self.events.send(Event::Devices(gpus)).await;
+        }
+        let report = |id| Event::Report(Report { id, metrics, checkpoint, waits: true, is_nested: false });
+        self.ask(answers, report).await.map(drop)
+    }
+
+    pub(crate) async fn newest(&self, answers: &Answers) -> Result<Option<String>, ReportError> {
+        self.ask(answers, Event::Newest).await
+    }
+
+    async fn ask(&self, answers: &Answers, question: impl FnOnce(u64) -> Event) -> Result<Option<String>, ReportError> {
+        let Answer(answer) = answers.ask_for_call(&self.events, question).await.ok_or(ReportError::Over)?;
+        answer
+    }
+
+    /// Waits until the function is asked to end.
+    pub(crate) async fn stopped(&self) {
+        // It is never closed while somebody waits for it.
+        let _ = self.stopped.subscribe().wait_for(|stopped| *stopped).await;
+    }
+
+    /// Asks the function to end. Whether it hears of it.
+    pub(crate) fn stop(&self) -> bool {
+        let is_heard = self.stopped.receiver_count() > 0;
+        self.stopped.send_replace(true);
+        is_heard
+    }
+}
