@@ -260,14 +260,54 @@ def test_rows_that_were_had_are_not_read_again(tmp_path):
         next(shard.iter_batches())
 
 
-def test_fewer_rows_than_ranks_that_are_left_by_another_number_of_ranks_are_named(tmp_path):
+def test_fewer_rows_than_ranks_that_are_left_are_refused_before_any_is_left_out(tmp_path):
     dataset = read_files(write_parquet(tmp_path / "data", [102]))
     each = shards(dataset, 4)
     for shard in each:
         shard.load_state_dict({"epoch": 0, "rows": 100})
-    with pytest.warns(RuntimeWarning, match="2 rows are left of epoch 0, fewer than the 4 ranks"):
-        assert batches_of(each, 10) == []
-    assert {shard.epoch for shard in each} == {1}
+        for iterate in (shard.iter_batches, shard.iter_torch_batches):
+            with pytest.raises(TooFewRowsError, match="2 of the dataset's 102 rows are left of epoch 0, .*4 ranks.*go on with 2 ranks"):
+                iterate(batch_size=10)
+        assert shard.state_dict() == {"epoch": 0, "rows": 100}
+    fewer = shards(dataset, 2)
+    for shard in fewer:
+        shard.load_state_dict(each[0].state_dict())
+    assert batches_of(fewer, 10) == [([100], [101])]
+    assert batches_of(each, 10, drop_last=True) == [] and {shard.epoch for shard in each} == {1}
+    assert len(global_order(batches_of(each, 10))) == 102
+
+
+def test_each_row_is_read_once_or_refused_wherever_an_epoch_stops_and_with_whatever_number_of_ranks_it_goes_on(tmp_path):
+    dataset = read_files(write_parquet(tmp_path / "data", [23], group=5), window_rows=4)
+    refused = 0
+    for before, size in [(1, 3), (2, 1), (3, 2), (5, 1), (4, 3)]:
+        for stop in range(1, 23 // (before * size) + 1):
+            first = shards(dataset, before)
+            going = [shard.iter_batches(batch_size=size, shuffle_seed=2) for shard in first]
+            had = [id for _ in range(stop) for one in going for id in next(one)["id"].tolist()]
+            (state,) = {json.dumps(shard.state_dict()) for shard in first}
+            for after in (1, 2, 4, 7, 23):
+                second = shards(dataset, after)
+                for shard in second:
+                    shard.load_state_dict(json.loads(state))
+                is_over = second[0].epoch == 1
+                try:
+                    rest = global_order(batches_of(second, 2, shuffle_seed=2))
+                except TooFewRowsError:
+                    assert 0 < 23 - len(had) < after
+                    refused += 1
+                    continue
+                assert sorted(rest if is_over else had + rest) == list(range(23))
+    assert refused > 10
+
+
+def test_fewer_rows_than_ranks_that_are_left_go_to_the_first_ranks_of_an_iteration_over_rows(tmp_path):
+    each = shards(read_files(write_parquet(tmp_path / "data", [102])), 4)
+    for shard in each:
+        shard.load_state_dict({"epoch": 0, "rows": 100})
+    assert [[row["id"] for row in shard.iter_rows()] for shard in each] == [[100], [101], [], []]
+    assert {(shard.epoch, shard.state_dict()["rows"]) for shard in each} == {(1, 0)}
+    assert [len(list(shard.iter_rows())) for shard in each] == [26, 26, 25, 25]
 
 
 def test_a_state_of_another_seed_or_dataset_is_refused(folder, tmp_path):

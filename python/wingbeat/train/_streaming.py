@@ -154,7 +154,7 @@ class StreamingShard:
 
         Raises:
             ValueError: An argument makes no sense, or the state that was loaded is of another seed.
-            TooFewRowsError: There are more ranks than rows.
+            TooFewRowsError: There are more ranks than rows, or than rows that are left of the epoch.
             UnreadableFileError: A file cannot be read.
             NotImplementedError: An option is refused.
         """
@@ -221,7 +221,7 @@ class StreamingShard:
             Each row, as a dict by column.
         """
         begin = self._start(shuffle_seed)["rows"]
-        for batch in self._iterate(1, shuffle_seed, False, 1, _rows_cutter):
+        for batch in self._iterate(1, shuffle_seed, False, 1, _rows_cutter, may_differ=True):
             if len(batch) > 1:
                 # The last step, with one of the rows that are fewer than ranks.
                 state, after = self._state, dict(self._state)
@@ -237,6 +237,7 @@ class StreamingShard:
         drop_last: bool,
         prefetch_batches: int,
         cutter: Cutter,
+        may_differ: bool = False,
     ) -> Iterator[Any]:
         _check("batch_size", batch_size, 1)
         _check("prefetch_batches", prefetch_batches, 0)
@@ -244,8 +245,8 @@ class StreamingShard:
             _check("shuffle_seed", seed, 0)
         if self.num_rows < self._ranks:
             raise TooFewRowsError(f"the dataset has {self.num_rows} rows, and there are {self._ranks} ranks: use fewer ranks")
-        self._start(seed)
-        return self._batches(batch_size, seed, drop_last, prefetch_batches, cutter)
+        self._steps(self._start(seed), batch_size, drop_last, may_differ)
+        return self._batches(batch_size, seed, drop_last, prefetch_batches, cutter, may_differ)
 
     def _start(self, seed: int | None) -> dict[str, Any]:
         """The state at the beginning of an iteration."""
@@ -269,20 +270,26 @@ class StreamingShard:
                     )
         return {"epoch": epoch, "rows": begin, **order}
 
+    def _steps(self, state: Mapping[str, Any], batch_size: int, drop_last: bool, may_differ: bool) -> _Steps:
+        """The batches of an iteration that begins at a state."""
+        begin, epoch = state["rows"], state["epoch"]
+        steps = _Steps(begin, self.num_rows, batch_size, self._rank, self._ranks, drop_last, may_differ)
+        if steps.lost:
+            raise TooFewRowsError(
+                f"{steps.lost} of the dataset's {self.num_rows} rows are left of epoch {epoch}, and there are {self._ranks} "
+                f"ranks, of which each needs one: go on with {steps.lost} ranks at most, or leave these rows out with "
+                f"set_epoch({epoch + 1}) or drop_last=True"
+            )
+        return steps
+
     def _batches(
-        self, batch_size: int, seed: int | None, drop_last: bool, prefetch_batches: int, cutter: Cutter
+        self, batch_size: int, seed: int | None, drop_last: bool, prefetch_batches: int, cutter: Cutter, may_differ: bool
     ) -> Iterator[Any]:
         # Now, and not when the iterator was made: of two that were made before either is used, each is an epoch.
         state = self._start(seed)
+        steps = self._steps(state, batch_size, drop_last, may_differ)
         begin, epoch = state["rows"], state["epoch"]
         self._state, self._has_begun, self._epoch = state, True, epoch
-        steps = _Steps(begin, self.num_rows, batch_size, self._rank, self._ranks, drop_last)
-        if steps.lost and self._rank == 0:
-            warnings.warn(
-                f"{steps.lost} rows are left of epoch {epoch}, fewer than the {self._ranks} ranks: they are left out",
-                RuntimeWarning,
-                stacklevel=2,
-            )
         if drop_last and not begin and not len(steps) and self._rank == 0:
             warnings.warn(
                 f"epoch {epoch} has no batch: its {self.num_rows} rows do not fill one of {batch_size} rows on each of the "
@@ -331,6 +338,7 @@ class _Steps:
     rank: int
     ranks: int
     drop_last: bool
+    may_differ: bool = False  # whether ranks may take different numbers of steps
 
     @property
     def _whole(self) -> int:
@@ -342,11 +350,15 @@ class _Steps:
 
     @property
     def lost(self) -> int:
-        """How many rows no rank gets although none is to be left out: fewer than ranks are left."""
-        return self._rest if not self.drop_last and self._whole == 0 and self._rest < self.ranks else 0
+        """How many rows no rank could have although none is to be left out: fewer than ranks are left, and no step before to
+        which they could be added."""
+        is_lost = not self.drop_last and not self.may_differ and self._whole == 0 and self._rest < self.ranks
+        return self._rest if is_lost else 0
 
     def __len__(self) -> int:
-        return self._whole + (not self.drop_last and self._rest >= self.ranks)
+        if self._rest < self.ranks:
+            return self._whole or int(self.may_differ and self.rank < self._rest)
+        return self._whole + (not self.drop_last)
 
     def size(self, step: int) -> int:
         """How many rows this rank has in a step."""
