@@ -633,6 +633,7 @@ def test_spaces_hold_what_they_say():
     assert len({config["c"]["d"] for config in configs}) == 4
     again = [list(_space.Configurations(space, 2, random.Random(5))) for _ in range(2)]
     assert again[0] == again[1]
+    assert tune.choice(one for one in "ab").categories == ("a", "b") and tune.grid_search(iter([1, 2])) == tune.grid_search([1, 2])
     for wrong in (lambda: tune.uniform(2, 1), lambda: tune.loguniform(0, 1), lambda: tune.choice([]), lambda: tune.grid_search([]),
                   lambda: tune.quniform(0.1, 0.2, 0.5), lambda: tune.qrandint(1, 9, 0)):
         with pytest.raises(ValueError):

@@ -6,13 +6,15 @@ import contextlib
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 GRID = "grid_search"
 # How far from a multiple of a step a bound may be by rounding.
 _ROUNDING = 1e-9
+
+N = TypeVar("N", int, float)
 
 
 class Domain:
@@ -31,7 +33,28 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Float(Domain):
+class _Number(Domain, Generic[N]):
+    low: N
+    high: N
+    is_log: bool = False
+    step: N | None = None
+
+    def rounded(self, value: N) -> N:
+        """The nearest value that may be drawn.
+
+        Args:
+            value: A value that is not below `low`, nor above the most.
+        """
+        if self.step is not None:
+            value = _multiple(value, self.low, self.high, self.step) * self.step
+        return min(max(value, self.low), self.high)  # a product may be a rounding error beyond them
+
+    def _by_logarithm(self, chosen: random.Random, high: float) -> float:
+        return math.exp(chosen.uniform(math.log(self.low), math.log(high)))
+
+
+@dataclass(frozen=True)
+class Float(_Number[float]):
     """A float from `low` to `high`.
 
     Attributes:
@@ -41,31 +64,14 @@ class Float(Domain):
         step: What it is a multiple of, if it is. `high` may be drawn then, if it is one.
     """
 
-    low: float
-    high: float
-    is_log: bool = False
-    step: float | None = None
-
     def sample(self, chosen: random.Random) -> float:
         """Draws a value."""
-        if self.is_log:
-            value = math.exp(chosen.uniform(math.log(self.low), math.log(self.high)))
-        else:
-            value = chosen.uniform(self.low, self.high)
-        return self.rounded(value)
-
-    def rounded(self, value: float) -> float:
-        """The nearest value that may be drawn.
-
-        Args:
-            value: A value from `low` to `high`.
-        """
-        value = value if self.step is None else _multiple(value, self.low, self.high, self.step) * self.step
-        return min(max(value, self.low), self.high)  # a product may be a rounding error beyond them
+        drawn = self._by_logarithm(chosen, self.high) if self.is_log else chosen.uniform(self.low, self.high)
+        return self.rounded(drawn)
 
 
 @dataclass(frozen=True)
-class Integer(Domain):
+class Integer(_Number[int]):
     """An integer from `low` to `high - 1`, or to `high` if it has a step.
 
     Attributes:
@@ -75,11 +81,6 @@ class Integer(Domain):
         step: What it is a multiple of, if it is.
     """
 
-    low: int
-    high: int
-    is_log: bool = False
-    step: int | None = None
-
     @property
     def most(self) -> int:
         """The largest value."""
@@ -87,19 +88,8 @@ class Integer(Domain):
 
     def sample(self, chosen: random.Random) -> int:
         """Draws a value."""
-        if self.is_log:
-            value = int(math.exp(chosen.uniform(math.log(self.low), math.log(self.most + 1))))
-        else:
-            value = chosen.randint(self.low, self.most)
-        return self.rounded(value)
-
-    def rounded(self, value: int) -> int:
-        """The nearest value that may be drawn.
-
-        Args:
-            value: A value from `low` to `most`.
-        """
-        return value if self.step is None else _multiple(value, self.low, self.high, self.step) * self.step
+        drawn = int(self._by_logarithm(chosen, self.most + 1)) if self.is_log else chosen.randint(self.low, self.most)
+        return self.rounded(drawn)
 
 
 @dataclass(frozen=True)
@@ -174,9 +164,7 @@ def grid_search(values: Sequence[Any]) -> dict[str, list[Any]]:
     Raises:
         ValueError: There are none.
     """
-    if not list(values):
-        raise ValueError("grid_search needs values, and has none")
-    return {GRID: list(values)}
+    return {GRID: _values("grid_search", values)}
 
 
 def choice(categories: Sequence[Any]) -> Categorical:
@@ -191,9 +179,7 @@ def choice(categories: Sequence[Any]) -> Categorical:
     Raises:
         ValueError: There are none.
     """
-    if not list(categories):
-        raise ValueError("choice needs values, and has none")
-    return Categorical(tuple(categories))
+    return Categorical(tuple(_values("choice", categories)))
 
 
 def uniform(lower: float, upper: float) -> Float:
@@ -351,6 +337,13 @@ def sample_from(func: Callable[..., Any]) -> Function:
     return Function(func)
 
 
+def _values(name: str, given: Iterable[Any]) -> list[Any]:
+    values = list(given)
+    if not values:
+        raise ValueError(f"{name} needs values, and has none")
+    return values
+
+
 def _range(name: str, lower: Any, upper: Any, is_log: bool = False, step: Any = None) -> tuple[Any, Any]:
     if not lower < upper:
         raise ValueError(f"{name}({lower!r}, {upper!r}): the lower bound must be less than the upper one")
@@ -436,8 +429,7 @@ def check_grids(space: Mapping[str, Any]) -> None:
             values, name = value[GRID], f"param_space[{name_of(path)!r}]"
             if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__getitem__") or not hasattr(values, "__len__"):
                 raise TypeError(f"{name}: grid_search needs a list of values, not {values!r:.100}")
-            if len(values) == 0:
-                raise ValueError(f"{name}: grid_search needs values, and has none")
+            _values(f"{name}: grid_search", values)
 
 
 def name_of(path: tuple[Any, ...]) -> str:
