@@ -94,7 +94,8 @@ def files_below(filesystem: Any, inner: str, path: str, ending: str = "") -> lis
             return None
         is_here = isinstance(filesystem, fs.LocalFileSystem)
         if kind != fs.FileType.Directory:
-            raise UnreadableError(path, "there is no such file or folder")
+            hint = "; patterns are not expanded: give glob.glob(…)" if any(one in path for one in "*?[") else ""
+            raise UnreadableError(path, f"there is no such file or folder{hint}")
         if is_here:
             paths = _walked(inner)
         else:

@@ -260,6 +260,8 @@ def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Sc
         return _of_dataset(paths)
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
+    if hasattr(paths, "__arrow_c_stream__"):
+        raise TypeError(f"a {type(paths).__name__} is in memory, and read_files takes paths: give it to the trainer as it is")
     paths = list(paths)
     if not paths or not all(isinstance(one, (str, os.PathLike)) for one in paths):
         raise TypeError(f"paths must be a path, a URL, a list of these or a pyarrow.dataset.Dataset, not {paths!r:.100}")
