@@ -247,6 +247,40 @@ def test_a_table_is_shuffled_by_a_seed_as_files_are():
     assert sorted(first) == list(range(20)) and first != second != list(range(20)) and orders(1) == [first, second] != orders(2)
 
 
+@pytest.mark.parametrize("seed", [None, 4])
+def test_small_row_groups_are_read_together_and_their_rows_are_those_of_each(tmp_path, monkeypatch, seed):
+    from wingbeat.train import _lane
+
+    folder = write_parquet(tmp_path / "data", [1000, 30, 1010], group=10)
+    pq.write_table(pq.read_table(folder / "1.parquet").slice(0, 0), folder / "1a.parquet")
+    pyarrow.feather.write_feather(pq.read_table(folder / "1.parquet"), str(folder / "1b.arrow"), compression="uncompressed")
+    dataset, read, pieces_of = read_files(folder, lanes=2 if seed else 1), [], _lane.pieces_of
+
+    def noted(files, file, numbers, *arguments, **more):
+        read.append((file.path, tuple(numbers)))
+        return pieces_of(files, file, numbers, *arguments, **more)
+
+    monkeypatch.setattr(_lane, "pieces_of", noted)
+
+    def order(rows=0):
+        (shard,) = shards(dataset, 1)
+        shard.load_state_dict({"epoch": 0, "rows": rows})
+        return global_order(batches_of([shard], 64, shuffle_seed=seed))
+
+    together = order()
+    units = sum(rows > 0 for rows in dataset.unit_rows)
+    had = [(path, number) for path, numbers in read for number in numbers]
+    assert len(had) == len(set(had)) == units > 204 and len(read) < units - 50
+    assert [order(rows) for rows in (5, 10, 995, 1000, 1500)] == [together[rows:] for rows in (5, 10, 995, 1000, 1500)]
+    monkeypatch.setattr(_lane, "_IN_A_LANE", 0)
+    read.clear()
+    assert order() == together and len(read) == units
+    many = dataclasses.replace(dataset, piece_rows=100)  # at most five together
+    monkeypatch.undo()
+    (shard,) = shards(many, 1)
+    assert global_order(batches_of([shard], 64, shuffle_seed=seed)) == together
+
+
 def test_rows_that_were_had_are_not_read_again(tmp_path):
     folder = write_parquet(tmp_path / "data", [100, 100, 100])
     dataset = read_files(folder)
@@ -470,6 +504,16 @@ def test_what_is_wrong_with_files_is_said_before_training(tmp_path):
     fails(TypeError, "paths must be a path", [])
 
 
+def test_a_pattern_and_a_table_in_place_of_paths_are_named(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    write_parquet(tmp_path / "data", [5])
+    with pytest.raises(UnreadableFileError, match=r"\*\.parquet cannot be read: .*patterns are not expanded: give glob.glob"):
+        read_files(tmp_path / "data" / "*.parquet")
+    for table in (pandas.DataFrame({"id": [1]}), pa.table({"id": [1]})):
+        with pytest.raises(TypeError, match="is in memory, and read_files takes paths: give it to the trainer"):
+            read_files(table)
+
+
 def test_links_are_followed_once_and_a_link_to_nothing_is_named(tmp_path):
     folder = write_parquet(tmp_path / "data", [10, 5])
     (tmp_path / "more").mkdir()
@@ -652,11 +696,13 @@ def test_the_next_rows_are_read_while_a_batch_is_in_use(tmp_path, monkeypatch, p
     pq.write_table(pa.table({"id": range(4000)}), tmp_path / "rows.parquet", row_group_size=100)
     begun, pieces_of = [threading.Event() for _ in range(40)], _lane.pieces_of
 
-    def noted(files, file, number, *arguments, **more):
-        begun[number].set()
-        return pieces_of(files, file, number, *arguments, **more)
+    def noted(files, file, numbers, *arguments, **more):
+        for number in numbers:
+            begun[number].set()
+        return pieces_of(files, file, numbers, *arguments, **more)
 
     monkeypatch.setattr(_lane, "pieces_of", noted)
+    monkeypatch.setattr(_lane, "_IN_A_LANE", 0)  # a row group at a time
     (shard,) = shards(read_files(tmp_path / "rows.parquet", lanes=1, window_rows=100), 1)
     batches = shard.iter_batches(batch_size=100, shuffle_seed=1, prefetch_batches=prefetch)
     seen = len(set(next(batches)["id"] // 100))
@@ -1039,6 +1085,52 @@ def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"named", b"nam\xffd"))
     with pytest.raises(UnreadableFileError, match="rows.parquet"):
         read_files(path)
+
+
+def test_no_byte_of_a_damaged_footer_ends_the_process(tmp_path, environment, write):
+    ids = range(60)
+    table = pa.table({"id": ids, "even": [one % 2 == 0 for one in ids], "x": [one / 2 for one in ids]}).replace_schema_metadata()
+    pq.write_table(table, tmp_path / "whole.parquet", store_schema=False)
+    program = write("damage.py", """
+        import sys
+        from wingbeat._files import _reading
+        from wingbeat.ml import MlError
+        from wingbeat.ml._parquet import open_files
+        from wingbeat.train import DatasetError, StreamingShard, UnreadableFileError, read_files
+
+        _reading._TOGETHER_BYTES = 300  # some columns at a time, as of large row groups
+
+        def by_ml(path):
+            source = open_files([path])
+            return sum(batch.data.num_rows for batch in source.batches(source.column_names))
+
+        def by_train(path, columns=None):
+            shard = StreamingShard(read_files(path, columns=columns), 0, 1)
+            return sum(batch.num_rows for batch in shard.iter_batches(batch_size=7, batch_format="pyarrow"))
+
+        folder, number, of = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+        path = f"{folder}/damaged-{number}.parquet"
+        data = open(f"{folder}/whole.parquet", "rb").read()
+        begin, outcomes = len(data) - 8 - int.from_bytes(data[-8:-4], "little"), []
+        for at in range(begin + number, len(data), of):
+            for value in {data[at] ^ 2, 0} - {data[at]}:
+                with open(path, "wb") as file:
+                    file.write(data[:at] + bytes([value]) + data[at + 1 :])
+                for read in (by_train, by_ml, lambda path: by_train(path, ["x"])):
+                    try:
+                        outcomes.append(read(path))
+                    except (DatasetError, MlError) as error:
+                        assert path in str(error), error
+                        outcomes.append(error)
+        assert 60 in outcomes and any(isinstance(one, UnreadableFileError) for one in outcomes)
+    """)
+    parts = [
+        subprocess.Popen([sys.executable, program, tmp_path, str(number), "2"], env=environment, stderr=subprocess.PIPE, text=True)
+        for number in range(2)
+    ]
+    for part in parts:
+        said = part.communicate(timeout=DEADLINE_SECONDS)[1]
+        assert part.returncode == 0, said
 
 
 def test_a_damaged_page_is_found_by_its_checksum_where_there_is_one(tmp_path):

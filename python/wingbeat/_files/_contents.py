@@ -19,6 +19,8 @@ _ENDINGS = {".parquet": PARQUET, ".pq": PARQUET, ".arrow": ARROW, ".feather": AR
 _MARK = b"wingbeat.with_nulls"
 # How both kinds of files begin.
 _MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
+# A size that no file has.
+_LARGE = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,9 @@ def inspect(filesystem: Any, path: str, kind: str | None = None, given: pyarrow.
                 about = pyarrow.parquet.ParquetFile(source)
                 groups = [about.metadata.row_group(number) for number in range(about.metadata.num_row_groups)]
                 rows, nbytes = tuple(group.num_rows for group in groups), sum(group.total_byte_size for group in groups)
-                with_nulls = _with_nulls(groups, about.schema, about.schema_arrow, given)
-                return Inspected(kind, rows, about.schema_arrow, nbytes, source.size(), modified_ns, with_nulls)
+                size = source.size()
+                with_nulls = _with_nulls(about, groups, size, given)
+                return Inspected(kind, rows, about.schema_arrow, nbytes, size, modified_ns, with_nulls)
         with source_of(filesystem, path) as source:
             schema = pyarrow.ipc.open_file(source).schema
             # One column says how many rows there are. Others are not decompressed.
@@ -164,20 +167,80 @@ def unmarked(table: pyarrow.Table) -> tuple[pyarrow.Table, frozenset[str]]:
     return (table, frozenset()) if names is None else (table.replace_schema_metadata(said or None), frozenset(json.loads(names)))
 
 
-def _with_nulls(groups: Sequence[Any], parquet: Any, schema: pyarrow.Schema, given: pyarrow.Schema | None) -> frozenset[str]:
-    kinds = {field.name: field.type for field in [*schema, *(given or ())]}
+def check_columns(opened: Any, size: int | None, groups: Iterable[int], columns: Sequence[str]) -> None:
+    """Checks what a Parquet file says of columns of row groups. pyarrow ends the process if `row_group(…).column(…)` is asked for
+    one of which that is damaged in some ways. Where it is about to read the column, it raises: so that begins here, and ends
+    before any data is read.
+
+    Args:
+        opened: The `pyarrow.parquet.ParquetFile`.
+        size: The size of the file; None if it is not known.
+        groups: The row groups.
+        columns: The columns.
+
+    Raises:
+        OSError: What it says is damaged.
+        pyarrow.ArrowException: The same.
+    """
+    import pyarrow.parquet
+
+    if not columns:
+        return
+    source = _Dataless(size or _LARGE)
+    # With a buffer, nothing is read of a column before all of them are found.
+    reader = pyarrow.parquet.ParquetFile(source, metadata=opened.metadata, buffer_size=1)
+    for group in groups:
+        source.was_read = False
+        try:
+            reader.read_row_group(group, columns=columns, use_threads=False)
+        except (OSError, pyarrow.ArrowException):
+            if not source.was_read:
+                raise
+
+
+class _Dataless:
+    """A file for pyarrow that has a size, and no data."""
+
+    closed = False
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+        self.was_read = False
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        self.was_read = True
+        return b""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _with_nulls(about: Any, groups: Sequence[Any], size: int, given: pyarrow.Schema | None) -> frozenset[str]:
+    kinds = {field.name: field.type for field in [*about.schema_arrow, *(given or ())]}
     looked_for = {name for name, kind in kinds.items() if is_changed_by_nulls(kind)}
     found: set[str] = set()
     if not groups or not looked_for:
         return frozenset()
-    # Columns are the same in all row groups, which are not asked for others: pyarrow ends the process if what they say of one is
-    # damaged in some ways.
-    numbers = [(name, number) for number in range(groups[0].num_columns) if (name := parquet.column(number).path) in looked_for]
+    # Columns are the same in all row groups, which are not asked for others.
+    columns = [about.schema.column(number) for number in range(groups[0].num_columns)]
+    numbers = [number for number, column in enumerate(columns) if column.path in looked_for]
+    check_columns(about, size, range(len(groups)), [columns[number].path for number in numbers])
     for group in groups:
-        for name, number in numbers:
+        for number in numbers:
+            name, kind = columns[number].path, columns[number].physical_type
             if name not in found:
-                about = group.column(number).statistics
-                if about is not None and about.has_null_count and about.null_count:
+                chunk = group.column(number)
+                if chunk.physical_type != kind:  # of whose statistics pyarrow would make an end of the process, too
+                    raise OSError(f"the column {name!r} is {kind} in the schema, and {chunk.physical_type} in a row group")
+                statistics = chunk.statistics
+                if statistics is not None and statistics.has_null_count and statistics.null_count:
                     found.add(name)
     return frozenset(found)
 

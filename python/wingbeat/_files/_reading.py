@@ -6,11 +6,11 @@ import contextlib
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wingbeat._files._contents import PARQUET, DataFile, local_stamp, source_of
+from wingbeat._files._contents import PARQUET, DataFile, check_columns, local_stamp, source_of
 from wingbeat._files._places import UnreadableError, reason
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class OpenFiles:
     def __init__(self, filesystem: Any) -> None:
         self.filesystem = filesystem
         self._open: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._shares: OrderedDict[tuple[str, tuple[str, ...]], dict[str, float]] = OrderedDict()
         self._read_bytes = 0
         self._began_bytes = _resident_bytes()
 
@@ -73,6 +74,36 @@ class OpenFiles:
             return reader
         # A storage takes long to answer: all columns are asked for at once. What has read so holds what it has read.
         return _parquet_file(source, 0, metadata=reader.metadata, pre_buffer=True)
+
+    def shares(self, file: DataFile, reader: Any, number: int, columns: Sequence[str]) -> dict[str, float]:
+        """What columns take of a row group, uncompressed; about, as what was found for a row group of the file stands for all.
+
+        Args:
+            file: The file.
+            reader: What `parquet` has returned.
+            number: The row group in which it is found out if it is not known yet.
+            columns: The columns.
+
+        Returns:
+            The part of each.
+
+        Raises:
+            OSError: What the file says of a column is damaged.
+            pyarrow.ArrowException: The same.
+        """
+        key = (file.path, tuple(columns))
+        shares = self._shares.pop(key, None)
+        if shares is None:
+            check_columns(reader, file.size, [number], columns)
+            about, shares = reader.metadata.row_group(number), dict.fromkeys(columns, 0.0)
+            for column in range(about.num_columns):
+                name = reader.schema.column(column).path.partition(".")[0]
+                if name in shares:
+                    shares[name] += about.column(column).total_uncompressed_size / max(about.total_byte_size, 1)
+        self._shares[key] = shares
+        if len(self._shares) > _OPEN_FILES:
+            self._shares.popitem(last=False)
+        return shares
 
     def has_read(self, nbytes: int) -> None:
         """Has pyarrow give freed memory back now and then, once the process has grown: its allocator keeps about as much as is in
@@ -121,14 +152,14 @@ class Piece:
 
 
 def pieces_of(
-    files: OpenFiles, file: DataFile, unit: int, schema: pyarrow.Schema, *, skipped: int = 0, piece_rows: int
+    files: OpenFiles, file: DataFile, units: Sequence[int], schema: pyarrow.Schema, *, skipped: int = 0, piece_rows: int
 ) -> Iterator[Piece]:
-    """Reads the rows of a unit, a piece at a time.
+    """Reads the rows of units, a piece at a time.
 
     Args:
         files: What opens the file.
         file: The file.
-        unit: Which of its row groups or record batches.
+        units: Which of its row groups or record batches. Several are row groups that together are a piece.
         schema: The columns to read.
         skipped: How many rows are left out at its beginning.
         piece_rows: The most rows of a piece.
@@ -142,7 +173,7 @@ def pieces_of(
     constants = dict(file.constants)
     own = [name for name in schema.names if name not in constants]
     with _of_file(file):
-        for rows, tables in _pieces(files, file, unit, own, piece_rows):
+        for rows, tables in _pieces(files, file, units, own, piece_rows):
             if skipped < rows:
                 yield Piece(rows - skipped, _columns(file, tables, schema, rows, skipped))
             skipped = max(0, skipped - rows)
@@ -151,12 +182,12 @@ def pieces_of(
 def rows_of(
     files: OpenFiles, file: DataFile, unit: int, schema: pyarrow.Schema, *, skipped: int = 0, piece_rows: int
 ) -> Iterator[pyarrow.Table]:
-    """As `pieces_of`, with all columns of a piece in a table.
+    """As `pieces_of`, of one unit, with all columns of a piece in a table.
 
     Args:
         files: As `pieces_of`.
         file: As `pieces_of`.
-        unit: As `pieces_of`.
+        unit: Which of its row groups or record batches.
         schema: As `pieces_of`.
         skipped: As `pieces_of`.
         piece_rows: As `pieces_of`.
@@ -169,7 +200,7 @@ def rows_of(
     """
     import pyarrow
 
-    for piece in pieces_of(files, file, unit, schema, skipped=skipped, piece_rows=piece_rows):
+    for piece in pieces_of(files, file, [unit], schema, skipped=skipped, piece_rows=piece_rows):
         tables = list(piece.tables)
         if len(tables) > 1:
             columns = {name: table.column(name) for table in tables for name in table.column_names}
@@ -201,6 +232,7 @@ def _columns(
 
     with _of_file(file):
         for table in tables:
+            _check_rows(file, rows, table.num_rows)
             table = table.slice(skipped)
             wanted = pyarrow.schema([schema.field(name) for name in table.column_names])
             yield table if table.schema.equals(wanted) else _cast(table, wanted)
@@ -224,14 +256,15 @@ def _cast(table: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
 
 
 def _pieces(
-    files: OpenFiles, file: DataFile, unit: int, columns: list[str], piece_rows: int
+    files: OpenFiles, file: DataFile, units: Sequence[int], columns: list[str], piece_rows: int
 ) -> Iterator[tuple[int, Iterator[pyarrow.Table]]]:
-    """The pieces of a unit: how many rows each has, and their columns, decoded as they are asked for."""
+    """The pieces of units: how many rows each has, and their columns, decoded as they are asked for."""
     import pyarrow
     import pyarrow.fs
 
     filesystem = files.filesystem
-    rows, number = file.unit_rows[unit], unit if file.units is None else file.units[unit]
+    rows = sum(file.unit_rows[unit] for unit in units)
+    numbers = [unit if file.units is None else file.units[unit] for unit in units]
     size, modified_ns = local_stamp(filesystem, file.path)
     # Before an Arrow file is mapped: the process would be killed when it reads beyond the end of one that was cut.
     _check(file, file.size in (None, size or file.size) and file.modified_ns in (None, modified_ns))
@@ -240,16 +273,23 @@ def _pieces(
         is_here = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
         reader = files.parquet(file, 0 if is_whole else _READ_LOCALLY if is_here else _READ_REMOTELY)
         groups = reader.metadata
-        _check(file, number < groups.num_row_groups and groups.row_group(number).num_rows == rows)
+        for unit, number in zip(units, numbers):
+            _check(file, number < groups.num_row_groups and groups.row_group(number).num_rows == file.unit_rows[unit])
         _check(file, set(columns) <= set(reader.schema_arrow.names))
         if is_whole:
             del groups
-            yield rows, _whole(reader, number, columns, is_here)
+            yield rows, _whole(reader, files.shares(file, reader, numbers[0], columns), numbers, columns, is_here)
             return
-        for batch in reader.iter_batches(piece_rows, row_groups=[number], columns=columns, use_threads=False):
+        had = 0
+        for batch in reader.iter_batches(piece_rows, row_groups=numbers, columns=columns, use_threads=False):
+            had += batch.num_rows
+            if had > rows:
+                break
             yield batch.num_rows, iter([pyarrow.Table.from_batches([batch]).select(columns)])
             del batch
+        _check_rows(file, rows, had)
         return
+    (number,) = numbers
     with source_of(filesystem, file.path) as source:
         _check(file, file.size in (None, source.size()))
         names = pyarrow.ipc.open_file(source).schema.names
@@ -264,28 +304,22 @@ def _pieces(
         yield rows, iter([pyarrow.Table.from_batches([batch]).select(columns)])
 
 
-def _whole(reader: Any, number: int, columns: list[str], is_here: bool) -> Iterator[pyarrow.Table]:
-    """A row group, some columns at a time. For pyarrow, `a.b` is also the field of a struct: it reads more than was asked for."""
-    if not columns:  # which has its number of rows
-        yield reader.read_row_group(number, columns=columns, use_threads=False)
+def _whole(
+    reader: Any, shares: Mapping[str, float], numbers: list[int], columns: list[str], is_here: bool
+) -> Iterator[pyarrow.Table]:
+    """Row groups, some columns at a time. For pyarrow, `a.b` is also the field of a struct: it reads more than was asked for."""
+    if not columns:  # which have their number of rows
+        yield reader.read_row_groups(numbers, columns=columns, use_threads=False)
         return
-    about, most = reader.metadata.row_group(number), _TOGETHER_BYTES if is_here else _TOGETHER_REMOTELY_BYTES
-    if about.total_byte_size <= most:
-        # Also because pyarrow ends the process if what `about.column` returns is damaged in some ways, and raises here.
-        yield reader.read_row_group(number, columns=columns, use_threads=False).select(columns)
-        return
-    sizes = dict.fromkeys(columns, 0)
-    for column in range(about.num_columns):
-        name = about.column(column).path_in_schema.partition(".")[0]
-        if name in sizes:
-            sizes[name] += about.column(column).total_uncompressed_size
-    some, size = [], 0
+    nbytes = sum(reader.metadata.row_group(number).total_byte_size for number in numbers)
+    most = _TOGETHER_BYTES if is_here else _TOGETHER_REMOTELY_BYTES
+    some, size = [], 0.0
     for name in columns:
         some.append(name)
-        size += sizes[name]
+        size += shares[name] * nbytes
         if size >= most or name == columns[-1]:
-            yield reader.read_row_group(number, columns=some, use_threads=False).select(some)
-            some, size = [], 0
+            yield reader.read_row_groups(numbers, columns=some, use_threads=False).select(some)
+            some, size = [], 0.0
 
 
 def _check(file: DataFile, is_as_before: bool) -> None:
@@ -295,3 +329,8 @@ def _check(file: DataFile, is_as_before: bool) -> None:
             "it has changed since it was looked into; start the run again, and while one reads a file, write another file and "
             "let it take the place of the first by renaming",
         )
+
+
+def _check_rows(file: DataFile, rows: int, had: int) -> None:
+    if had != rows:
+        raise UnreadableError(file.path, f"it is damaged: {rows} rows are said to be in its row groups, and columns have {had}")

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from wingbeat.train._order import Order, Stretch
     from wingbeat.train._source import FileDataset
 
+# Small row groups are read together, as much of them in a lane and in all lanes as this part of the largest piece: it takes less
+# than to read each alone.
+_IN_A_LANE, _IN_ALL_LANES = 0.5, 1.25
+
 
 class Lane:
     """Reads a lane from some row on. While a piece of it (a small unit, or a window of a large one) is in use, the next is read.
@@ -99,7 +103,7 @@ class _Orders:
         # Where pieces end, about: of large units, they are a window each.
         self._ends = itertools.accumulate(
             min(rows - first, dataset.window_rows) if rows > dataset.piece_rows else rows
-            for rows in (order.unit_rows[unit] for unit in order.lanes[lane])
+            for rows in (sum(order.unit_rows[unit] for unit in units) for units in _runs(dataset, order, lane))
             for first in (range(0, rows, dataset.window_rows) if rows > dataset.piece_rows else [0])
         )
 
@@ -138,7 +142,7 @@ def slots_of(dataset: FileDataset, order: Order, together: int, spare: Spare) ->
     rows = min(order.window, max(order.lane_rows))
     piece = max(order.unit_rows)
     if all(file.kind == PARQUET for file in dataset.files):
-        piece = min(piece, max(dataset.piece_rows, dataset.window_rows))
+        piece = max(min(piece, max(dataset.piece_rows, dataset.window_rows)), _together_rows(dataset, order))
     # Of each lane, those of a piece in use and of one that is read, with one at each of their ends that is in others as well;
     # and what is put together, of which each lane may begin and end within a window.
     count = len(order.lanes) * (2 * (-(-piece // order.window) + 2) + 2) + -(-together // order.window)
@@ -188,17 +192,41 @@ def _windows_of(
 
 
 def _pieces_of(dataset: FileDataset, order: Order, lane: int, skipped: int, files: OpenFiles) -> Iterator[tuple[DataFile, Piece]]:
-    for unit in order.lanes[lane]:
-        rows = order.unit_rows[unit]
-        if skipped >= rows:
-            skipped -= rows
+    for units in _runs(dataset, order, lane):
+        while units and skipped >= order.unit_rows[units[0]]:
+            skipped -= order.unit_rows[units.pop(0)]
+        if not units:
             continue
-        file, number = _file_of(dataset, unit)
-        size = dataset.piece_rows if rows <= dataset.piece_rows else dataset.window_rows
+        file, _ = _file_of(dataset, units[0])
+        numbers = [_file_of(dataset, unit)[1] for unit in units]
+        is_small = sum(order.unit_rows[unit] for unit in units) <= dataset.piece_rows
+        size = dataset.piece_rows if is_small else dataset.window_rows
         with of_train():
-            for piece in pieces_of(files, file, number, dataset.schema, skipped=skipped, piece_rows=size):
+            for piece in pieces_of(files, file, numbers, dataset.schema, skipped=skipped, piece_rows=size):
                 yield file, Piece(piece.num_rows, _of_train(piece.tables))
         skipped = 0
+
+
+def _runs(dataset: FileDataset, order: Order, lane: int) -> Iterator[list[int]]:
+    """The units of a lane, those together that are read at once: small ones of a file that follow each other."""
+    most = _together_rows(dataset, order)
+    run: list[int] = []
+    rows = 0
+    last: DataFile | None = None
+    for unit in order.lanes[lane]:
+        file, _ = _file_of(dataset, unit)
+        if run and (file is not last or file.kind != PARQUET or rows + order.unit_rows[unit] > most):
+            yield run
+            run, rows = [], 0
+        run.append(unit)
+        rows, last = rows + order.unit_rows[unit], file
+    if run:
+        yield run
+
+
+def _together_rows(dataset: FileDataset, order: Order) -> int:
+    """How many rows of several units are read at once, at most."""
+    return int(dataset.piece_rows * min(_IN_A_LANE, _IN_ALL_LANES / len(order.lanes)))
 
 
 def _of_train(tables: Iterator[pyarrow.Table]) -> Iterator[pyarrow.Table]:
