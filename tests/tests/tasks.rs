@@ -36,9 +36,9 @@ fn last<T: Clone>(mut items: Vec<T>) -> Result<T, String> {
 
 /// Its instances have an option that says so of all of them.
 #[wingbeat::remote(instances((u64, 2), (String, 3)), num_returns = 2)]
-async fn cut<T: Clone, const N: usize>(items: Vec<T>) -> (Vec<T>, usize)
+async fn cut<T, const N: usize>(items: Vec<T>) -> (Vec<T>, usize)
 where
-    T: Send,
+    T: Clone + Send,
 {
     tokio::task::yield_now().await;
     (items[..N].to_vec(), N)
