@@ -4,24 +4,14 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use futures::stream::{SelectAll, Stream, StreamExt};
-use wingbeat::{AnyRef, NodeId, ObjectStream, with_defaults, without_retries};
+use wingbeat::{NodeId, ObjectStream, with_defaults, without_retries};
 use wingbeat_collective::Meeting;
 
+use crate::context::{Called, MakeCall, RankContext};
 use crate::group::Group;
 use crate::launch::{Launched, Stored};
 use crate::plan::Plan;
 use crate::process::{Event, Outcome};
-use crate::ranks::RankContext;
-
-/// Makes the call of a rank.
-pub(crate) type MakeCall = Arc<dyn Fn(RankContext) -> Called + Send + Sync>;
-
-/// A call that was made.
-pub(crate) struct Called {
-    pub call: AnyRef,
-    /// Waits for its value, and keeps that.
-    pub ended: BoxFuture<'static, wingbeat::Result<()>>,
-}
 
 impl Group {
     /// Makes the calls of all ranks.

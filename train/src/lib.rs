@@ -30,6 +30,7 @@
 mod attempt;
 mod cache;
 mod calls;
+mod context;
 mod environment;
 mod error;
 mod fit;
@@ -67,13 +68,14 @@ mod storage;
 mod trainer;
 mod warm;
 
+pub use context::RankContext;
 pub use environment::Layout;
 pub use error::{PythonError, ReportError, TrainError};
 pub use output::{Line, Lines, RankOutput};
 pub use plan::{Backend, Returns};
 pub use preflight::{Diagnosis, NodeReport, Problem, doctor};
 pub use progress::{Progress, RankProgress};
-pub use ranks::{RankContext, Ranks, Returned};
+pub use ranks::{Ranks, Returned};
 pub use result::TrainResult;
 pub use run::Run;
 pub use scaling::Scaling;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_bytes::ByteBuf;
 use wingbeat::ObjectRef;
 
-use crate::calls::MakeCall;
+use crate::context::MakeCall;
 use crate::environment::Layout;
 use crate::output::Prefixed;
 use crate::printer::Shared;

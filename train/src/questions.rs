@@ -13,6 +13,20 @@ use crate::process::{Answer, Answers, Event, Report};
 /// Questions on the way to the run. A function waits for the answer, so that there are more than one only by its threads.
 const QUESTIONS: usize = 16;
 
+/// What is asked, for the run.
+struct Heard {
+    receiver: mpsc::Receiver<Event>,
+    answers: Answers,
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        // First, so that nothing is asked behind the last that is told so.
+        self.receiver.close();
+        self.answers.close();
+    }
+}
+
 pub(crate) struct Questions {
     events: mpsc::Sender<Event>,
     /// Until the run takes it.
@@ -32,12 +46,13 @@ impl Questions {
         }
     }
 
-    /// All of them, for the first who asks.
-    pub(crate) fn events(&self) -> impl Stream<Item = Event> + Send + use<> {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner).take();
+    /// All of them, for the first who asks. When that is dropped, nobody is answered any more.
+    pub(crate) fn events(&self, answers: &Answers) -> impl Stream<Item = Event> + Send + use<> {
+        let receiver = self.heard.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let heard = receiver.map(|receiver| Heard { receiver, answers: answers.clone() });
         futures::stream::unfold(heard, |heard| async move {
             let mut heard = heard?;
-            let event = heard.recv().await?;
+            let event = heard.receiver.recv().await?;
             Some((event, Some(heard)))
         })
     }

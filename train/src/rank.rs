@@ -189,7 +189,7 @@ impl Rank {
 
     /// What its function asks, from now on: the run hears it once.
     pub(crate) fn questions(&self) -> impl Stream<Item = Event> {
-        self.questions.events()
+        self.questions.events(&self.answers)
     }
 
     /// Its function reports, from a process with these devices.

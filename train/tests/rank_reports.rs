@@ -7,7 +7,7 @@ use std::future::IntoFuture;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wingbeat::{Init, Session, SessionGuard};
 use wingbeat_tests::TestCluster;
@@ -278,7 +278,11 @@ fn leaves_a_thread(context: RankContext, answered: PathBuf) -> Result<String, Fa
         });
         return Ok(String::new());
     }
+    let begun = Instant::now();
     while !answered.exists() {
+        if begun.elapsed() > Duration::from_secs(60) {
+            return Err("the report was not answered".into());
+        }
         std::thread::yield_now();
     }
     Ok(std::fs::read_to_string(answered)?)

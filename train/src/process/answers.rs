@@ -134,7 +134,7 @@ impl Answers {
     }
 
     /// Nobody answers any more.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.waiting().clear();
     }
 
