@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import queue
 import sys
@@ -43,6 +44,15 @@ def ahead(source: Generator[T, None, None], depth: int) -> Generator[T, None, No
             made.put((False, error))
 
     thread = threading.Thread(target=make, name="wingbeat-dataset", daemon=True)
+
+    def stop() -> None:
+        is_over.set()
+        room.release()
+        thread.join()
+
+    # A program may end in the middle. A thread that runs on while the interpreter is taken down is ended wherever it is, and in the
+    # middle of pyarrow's code that ends the process with SIGABRT.
+    atexit.register(stop)
     thread.start()
     try:
         while True:
@@ -54,7 +64,6 @@ def ahead(source: Generator[T, None, None], depth: int) -> Generator[T, None, No
             room.release()
             yield item  # type: ignore[misc]
     finally:
-        is_over.set()
-        room.release()
-        if not sys.is_finalizing():  # or the thread, which does not run any more, would be waited for without end
-            thread.join()
+        if not sys.is_finalizing():  # then it was stopped
+            stop()
+            atexit.unregister(stop)
