@@ -50,8 +50,8 @@ def ahead(source: Generator[T, None, None], depth: int) -> Generator[T, None, No
         room.release()
         thread.join()
 
-    # A program may end in the middle. A thread that runs on while the interpreter is taken down is ended wherever it is, and in the
-    # middle of pyarrow's code that ends the process with SIGABRT.
+    # A program may end in the middle. A thread that runs on while the interpreter is taken down is ended wherever it is, and
+    # in the middle of pyarrow's code that ends the process with SIGABRT.
     atexit.register(stop)
     thread.start()
     try:
