@@ -4,14 +4,13 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 
-use wingbeat_core::spec::Strategy;
 use wingbeat_process::options::TaskOptions;
 
 thread_local! {
     static DEFAULTS: RefCell<Option<TaskOptions>> = const { RefCell::new(None) };
 }
 
-/// Calls `submit`. Remote functions that it calls on this thread hold what `defaults` says, and run there, each as far as the options of the
+/// Calls `submit`. Remote functions that it calls on this thread run where `defaults` says, and hold what it says as far as the options of the
 /// call say nothing of that; what the function's attribute says of it gives way. Calls of actors are as they are.
 #[doc(hidden)]
 pub fn with_defaults<T>(defaults: TaskOptions, submit: impl FnOnce() -> T) -> T {
@@ -43,15 +42,15 @@ fn over(mut options: TaskOptions, defaults: &TaskOptions) -> TaskOptions {
     for (name, amount) in &other.resources {
         place.resources.entry(name.clone()).or_insert(*amount);
     }
-    if place.strategy == Strategy::default() {
-        place.strategy = other.strategy.clone();
-    }
+    // What goes with the place is there: what looks after a rank, and its checkpoints.
+    place.strategy = other.strategy.clone();
     options
 }
 
 #[cfg(test)]
 mod tests {
     use wingbeat_core::PlacementGroupId;
+    use wingbeat_core::spec::Strategy;
 
     use super::*;
 
@@ -74,12 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_says_itself_stays() {
+    fn what_a_call_says_itself_it_holds_in_the_given_place() {
         let mut own = TaskOptions { num_cpus: Some(0.5), ..TaskOptions::default() };
         own.place.gpu_memory = Some(wingbeat_core::ByteSize::gib(8));
         own.place.resources.insert("license".into(), 1.0);
         own.place.strategy = Strategy::Spread;
         let filled = with_defaults(of_a_rank(), || filled(&own).into_owned());
+        own.place.strategy = of_a_rank().place.strategy;
         assert_eq!((filled.num_cpus, filled.place), (Some(0.5), own.place));
     }
 }

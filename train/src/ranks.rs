@@ -101,8 +101,8 @@ impl TorchTrainer {
     /// The call runs in the rank's place and holds what [`Ranks::scaling`] says of each rank. What the function's attribute says of that
     /// gives way; what the call itself says, as with `train::options().num_cpus(1.0).remote(context)`, counts. The same holds for other
     /// remote functions that `start` calls: they run in the rank's place, too, so that one which goes on holds what the rank needs. What else a
-    /// rank is to be given is made before. The attribute asks for nothing that [`Scaling`] has not, such as GPUs, and the call is not placed
-    /// elsewhere: the rank's checkpoints lie where its place is. A call is never made again by itself, whatever its options say: see
+    /// rank is to be given is made before. Where the call itself says to be placed does not count. Custom resources and labels that an
+    /// attribute asks for are to be in [`Scaling`], too. A call is never made again by itself, whatever its options say: see
     /// [`Ranks::max_failures`].
     pub fn function<T, F>(start: F) -> Ranks<T>
     where

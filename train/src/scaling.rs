@@ -217,11 +217,12 @@ impl Scaling {
         (vec![bundle; units as usize], self.strategy)
     }
 
-    /// What the call of a rank holds, in its bundle. What is not reserved is left to the call.
+    /// What the call of a rank holds, in its bundle.
     pub(crate) fn of_call(&self, group: PlacementGroupId, bundle: u32) -> TaskOptions {
         let place = PlaceOptions {
-            num_gpus: Some(self.gpus).filter(|gpus| *gpus > 0.0),
-            memory: Some(self.memory).filter(|bytes| *bytes > 0),
+            // Also if it is nothing: what an attribute asks for beyond it is not there.
+            num_gpus: Some(self.gpus),
+            memory: Some(self.memory),
             resources: self
                 .resources
                 .iter()
@@ -375,7 +376,7 @@ mod tests {
             Scaling::nodes(2, 2).cpus_per_worker(2.0).gpus_per_worker(0.5).resource_per_worker("license", 1.0);
         let options = scaling.of_call(PlacementGroupId(7), 1);
         let (place, strategy) = (&options.place, Strategy::Bundle { group: PlacementGroupId(7), index: Some(1) });
-        assert_eq!((options.num_cpus, place.num_gpus, place.memory), (Some(2.0), Some(0.5), None));
+        assert_eq!((options.num_cpus, place.num_gpus, place.memory), (Some(2.0), Some(0.5), Some(0)));
         assert_eq!((&place.resources, &place.strategy), (&BTreeMap::from([("license".to_owned(), 1.0)]), &strategy));
     }
 

@@ -131,7 +131,7 @@ fn join(cluster: &TestCluster) -> Session {
     wingbeat::block_on(init.into_future()).unwrap()
 }
 
-#[wingbeat::remote(num_cpus = 8)]
+#[wingbeat::remote(num_cpus = 8, num_gpus = 1, memory = "1TiB")]
 fn held(context: RankContext) -> (f64, f64) {
     let held = wingbeat::assigned_resources();
     let of = |name: &str| held.get(name).copied().unwrap_or_default();
@@ -162,7 +162,9 @@ fn ranks_of_two_nodes_are_numbered_by_node_and_know_theirs() {
     let cluster = TestCluster::start(2, 2).unwrap();
     let session = join(&cluster);
     let _entered = session.enter();
-    let trainer = TorchTrainer::function(place::remote).scaling(Scaling::nodes(2, 2));
+    // What looks after a rank is in its place.
+    let trainer =
+        TorchTrainer::function(|context| place::options().spread().remote(context)).scaling(Scaling::nodes(2, 2));
     let places = wingbeat::block_on(trainer.fit()).unwrap().values;
     assert_eq!(places, [(true, 0), (true, 1), (true, 0), (true, 1)]);
     wingbeat::block_on(session.shutdown());
