@@ -169,7 +169,8 @@ fn a_drain_can_be_taken_back_and_an_unknown_node_is_an_error() {
     let (ok, text) = wingbeat(&cluster, &["drain", &id, "--undo"]);
     assert!(ok, "{text}");
     assert_eq!(waits.get_timeout_blocking(LIMIT).unwrap(), 9);
-    let (ok, text) = wingbeat(&cluster, &["drain", "node-1"]);
+    // Whole: the beginning of an id names the node that has it.
+    let (ok, text) = wingbeat(&cluster, &["drain", "node-000000000001"]);
     assert!(!ok && text.contains("there is no node-000000000001"), "{text}");
 }
 
