@@ -201,8 +201,9 @@ impl TrainError {
     pub(crate) fn may_pass(&self, retry_exceptions: bool) -> bool {
         match self {
             TrainError::RankFailed { python_error, .. } => retry_exceptions || python_error.is_none(),
-            TrainError::FunctionFailed { cause, .. } => retry_exceptions || !is_own(cause),
-            TrainError::Runtime(wingbeat::Error::SessionEnded { .. }) => false,
+            TrainError::FunctionFailed { cause, .. } if is_final(cause) => false,
+            TrainError::FunctionFailed { cause, .. } => retry_exceptions || is_loss(cause),
+            TrainError::Runtime(error) if is_final(error) => false,
             TrainError::RankLost { .. }
             | TrainError::Hangs { .. }
             | TrainError::CheckpointLost(_)
@@ -212,9 +213,38 @@ impl TrainError {
     }
 }
 
-/// Whether a function has failed by itself, and not because its process was ended.
-pub(crate) fn is_own(cause: &wingbeat::Error) -> bool {
-    matches!(cause, wingbeat::Error::Application { .. } | wingbeat::Error::Panicked { .. })
+/// Whether a call has failed with what it ran on or what it needed, and not by itself.
+pub(crate) fn is_loss(cause: &wingbeat::Error) -> bool {
+    use wingbeat::Error as Of;
+    match cause {
+        Of::WorkerCrashed { .. }
+        | Of::OutOfMemory { .. }
+        | Of::NodeDied { .. }
+        | Of::ContactLost { .. }
+        | Of::Unreachable { .. } => true,
+        Of::ActorDied { .. }
+        | Of::ActorUnavailable { .. }
+        | Of::OwnerDied { .. }
+        | Of::ObjectLost { .. }
+        | Of::StoreFull { .. } => true,
+        Of::PlacementGroupGone { .. } | Of::Cancelled { .. } | Of::ObjectUnavailable { .. } => true,
+        Of::OutOfDescriptors { .. } | Of::Io { .. } | Of::Failed { .. } => true,
+        _ => false,
+    }
+}
+
+/// Whether the same call fails each time: what it asks for cannot be.
+fn is_final(cause: &wingbeat::Error) -> bool {
+    use wingbeat::Error as Of;
+    match cause {
+        Of::InvalidOption { .. }
+        | Of::Encode { .. }
+        | Of::Decode { .. }
+        | Of::FunctionNotFound { .. }
+        | Of::ForeignRef { .. } => true,
+        Of::InvalidArgument { .. } | Of::ObjectTooLarge { .. } | Of::NoSession | Of::SessionEnded { .. } => true,
+        _ => false,
+    }
 }
 
 fn shown(error: Option<&PythonError>, stderr: &[String]) -> String {
@@ -279,6 +309,21 @@ mod tests {
             Storage(_) | CheckpointLost(_) | Grows { .. } | Moves { .. } | Preflight(_) | Stopped { .. } => {}
             FunctionFailed { .. } | Invalid(_) | Runtime(_) => {}
         }
+    }
+
+    #[test]
+    fn what_a_function_asked_for_and_cannot_have_is_not_tried_again_and_its_own_error_only_if_asked() {
+        use wingbeat::Error;
+        let text = || "it".to_owned();
+        let after = |cause, retries| TrainError::FunctionFailed { rank: 0, cause: Box::new(cause) }.may_pass(retries);
+        let misspelt = || Error::InvalidOption { what: text(), option: text(), why: text() };
+        let undecodable = || Error::Decode { what: text(), why: text() };
+        let full = || Error::StoreFull { what: text(), why: text() };
+        let late = || Error::TimedOut { what: text(), limit_ms: 1 };
+        assert!(!after(misspelt(), true) && !after(undecodable(), true));
+        assert!(after(full(), true) && after(full(), false));
+        assert!(after(late(), true) && !after(late(), false), "by its own limit");
+        assert!(!TrainError::Runtime(misspelt()).may_pass(true));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use wingbeat::Error;
 
 use super::state::Attempt;
-use crate::error::{TrainError, is_own};
+use crate::error::{TrainError, is_loss};
 use crate::process::Outcome;
 
 impl Attempt<'_> {
@@ -59,8 +59,8 @@ impl Attempt<'_> {
 fn consequence(cause: &Error) -> u8 {
     match cause {
         Error::Cancelled { .. } => 2,
-        cause if is_own(cause) => 1,
-        _ => 0,
+        cause if is_loss(cause) => 0,
+        _ => 1,
     }
 }
 

@@ -12,7 +12,7 @@ mod state;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use futures::stream::StreamExt;
+use futures::stream::{FuturesUnordered, StreamExt};
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 use wingbeat::{AnyRef, Drained, Error};
@@ -138,15 +138,20 @@ impl Group {
             };
             return attempt.finish(saved).await;
         }
-        let grace = match (&told, &attempt.moves.drained) {
-            (Err(TrainError::Moves { .. }), Some(drained)) => plan.grace.min(left(Instant::now(), drained.deadline)),
+        let now = Instant::now();
+        let (grace, runs_on) = match (&told, &attempt.moves.drained) {
+            (Err(TrainError::Moves { .. }), Some(drained)) => {
+                // After a checkpoint, what a function still does is lost; else it has until the deadline to end.
+                let without_checkpoint = attempt.moves.asked_at.is_some_and(|at| at <= now);
+                (plan.grace.min(left(now, drained.deadline)), without_checkpoint)
+            }
             // As torchrun, also when a rank has failed: whoever handles the signal may save what it has. Most do not, and
             // end at once.
-            _ => plan.grace,
+            _ => (plan.grace, false),
         };
         // What all have reported is worth having, and what they report in their grace.
         attempt.hurry();
-        attempt.stop(&mut events, grace).await;
+        attempt.stop(&mut events, grace, runs_on).await;
         let saved = tokio::time::timeout(*limits::STORAGE, attempt.finish_saves()).await;
         // That it could not be stored is not why the run has failed.
         let lost = match saved {
@@ -279,28 +284,30 @@ impl Attempt<'_> {
 
     /// Asks those who are left to end, and then ends them. Nobody is left behind when this returns: the next attempt
     /// needs the same devices. What was on its way is heard, too: a rank that printed much may have failed first and be
-    /// heard of last.
-    async fn stop(&mut self, events: &mut Events, grace: Duration) {
+    /// heard of last. A function that never asks whether it is to end has its grace only if `runs_on`.
+    async fn stop(&mut self, events: &mut Events, grace: Duration, runs_on: bool) {
         for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, *limits::KILLED)] {
             let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
             if signal == Signal::KILL {
                 self.ranks.calls.iter().for_each(AnyRef::cancel_force);
             }
             let output = self.showing.output;
+            let mut asked: FuturesUnordered<_> =
+                stopping.iter().enumerate().map(|(rank, stopped)| async move { (rank, stopped.get().await) }).collect();
             let rest = async {
-                for (rank, stopped) in stopping.iter().enumerate() {
-                    // An actor that is gone took its process with it.
-                    let hears_of_it = stopped.get().await.unwrap_or(false);
-                    if let Some(call) = self.ranks.calls.get(rank)
-                        && !hears_of_it
-                    {
-                        call.cancel_force();
-                    }
-                }
                 while self.ranks.left > 0 || self.showing.unshown.is_some() {
                     self.save_next();
                     tokio::select! {
                         biased;
+                        // In whatever order: one on a machine that stands still answers never. An actor that is gone took its process with it.
+                        Some((rank, hears_of_it)) = asked.next(), if !asked.is_empty() => {
+                            if let Some(call) = self.ranks.calls.get(rank)
+                                && !hears_of_it.unwrap_or(false)
+                                && !runs_on
+                            {
+                                call.cancel_force();
+                            }
+                        }
                         // What they report on their way out is stored, and answered.
                         Some((reports, saved)) = self.checkpoints.saves.next(), if !self.checkpoints.saves.is_empty() => {
                             if let Err(error) = self.saved(reports, saved) {
