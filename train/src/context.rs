@@ -67,6 +67,9 @@ impl RankContext {
         metrics: impl IntoIterator<Item = (N, f64)>,
         checkpoint: Option<&Path>,
     ) -> Result<(), ReportError> {
+        if let Some(checkpoint) = checkpoint {
+            self.on_its_node(&format!("the checkpoint {}", checkpoint.display()))?;
+        }
         let checkpoint = checkpoint.map(local).transpose()?;
         let metrics: BTreeMap<String, f64> = metrics.into_iter().map(|(name, value)| (name.into(), value)).collect();
         self.actor.report(metrics, checkpoint, wingbeat::gpu_ids()).get_blocking().map_err(refused)
@@ -78,8 +81,20 @@ impl RankContext {
     /// # Errors
     /// It cannot be read, or the run is over.
     pub fn checkpoint(&self) -> Result<Option<PathBuf>, ReportError> {
+        self.on_its_node("the newest checkpoint")?;
         let newest = self.actor.newest().get_blocking().map_err(refused)?;
         Ok(newest.or_else(|| self.checkpoint.clone()).map(PathBuf::from))
+    }
+
+    /// A path means something on the rank's node alone, and its context may have gone elsewhere as an argument.
+    fn on_its_node(&self, what: &str) -> Result<(), ReportError> {
+        match wingbeat::current_node() {
+            Some(here) if here != self.node => Err(ReportError::Invalid(format!(
+                "{what} is of the rank's node, {}, and this runs on {here}: give the context to nothing that runs elsewhere",
+                self.node
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the rank is to end: the run is stopped, moves to another node, or another rank has failed. What SIGTERM is to scripts.

@@ -67,7 +67,7 @@ impl TorchTrainer {
     ///         let (step, saved) = text.split_once(' ').ok_or("no state")?;
     ///         (first, weight) = (step.parse::<u32>()? + 1, saved.parse()?);
     ///     }
-    ///     let folder = std::env::temp_dir().join(format!("state-of-rank-{}", context.rank));
+    ///     let folder = std::env::temp_dir().join(format!("state-of-rank-{}-{}", context.rank, std::process::id()));
     ///     for step in first..100 {
     ///         let mut gradient = [weight * (1.0 + context.rank as f32)];
     ///         group.all_reduce(&mut gradient, Op::Avg)?;
@@ -197,8 +197,8 @@ impl<T> Ranks<T> {
     }
 
     /// Runs it to its end, and gives what the functions returned. The first that fails ends the others. When a node is drained, all
-    /// start again elsewhere, with the next checkpoint or when the drain's time is over, and that is no failure; that the node goes before is one. If this is dropped, the
-    /// calls are ended.
+    /// start again elsewhere, with the next checkpoint or when the drain's time is over, and that is no failure; that the node goes before is one. If this
+    /// is dropped, the calls are ended.
     ///
     /// # Errors
     /// The group cannot be placed, the storage cannot be used, a rank failed more often than allowed, or the run was stopped.

@@ -25,6 +25,7 @@ mod stdin;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -371,10 +372,16 @@ pub(crate) fn start(
     let started = std::thread::Builder::new().name("rank".into()).spawn(move || {
         let program: Arc<dyn Program> = Arc::new(running.clone());
         programs::add(&program);
-        let outcome = supervise(&launch, &shards, &running, &answers, &events).unwrap_or_else(|error| Outcome {
-            stderr: vec![format!("cannot start a rank: {error}")],
-            ..Outcome::default()
-        });
+        let failed = |why: String| Outcome { stderr: vec![why], ..Outcome::default() };
+        let supervised = || supervise(&launch, &shards, &running, &answers, &events);
+        // Its end must be heard of whatever happens: others wait for it.
+        let outcome = match std::panic::catch_unwind(AssertUnwindSafe(supervised)) {
+            Ok(outcome) => outcome.unwrap_or_else(|error| failed(format!("cannot start a rank: {error}"))),
+            Err(_) => {
+                running.stop(Signal::KILL);
+                failed("the thread that looks after this rank has panicked, which is a defect of Wingbeat's".into())
+            }
+        };
         // Nobody listens any more when the stream was dropped.
         let _ = events.blocking_send(Event::Ended(outcome));
     });

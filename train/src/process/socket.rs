@@ -74,7 +74,9 @@ impl Listener {
             std::thread::Builder::new().name("reports".into()).spawn_scoped(scope, move || {
                 while is_ready(&self.listener, over) {
                     let Ok((stream, _)) = self.listener.accept() else { break };
-                    scope.spawn(move || hear(&stream, over, answers, events));
+                    let hearing = move || hear(&stream, over, answers, events);
+                    // Without a thread the connection ends here, and the script has an error.
+                    let _ = std::thread::Builder::new().name("report".into()).spawn_scoped(scope, hearing);
                 }
             })?;
             let done = work();
@@ -105,10 +107,10 @@ fn hear(stream: &UnixStream, over: &OwnedFd, answers: &Answers, events: &mpsc::S
     }
     let mut reader = BufReader::new(stream);
     while !reader.buffer().is_empty() || is_ready(stream, over) {
-        let answered = match next(&mut reader) {
-            Ok(Some(message)) => respond(message, stream, answers, events),
+        let (answered, goes_on) = match next(&mut reader) {
+            Ok(Some(message)) => (respond(message, stream, answers, events), true),
             Ok(None) => return,
-            Err(error) => Answer(Err(ReportError::Invalid(error.to_string()))),
+            Err(error) => (Answer(Err(ReportError::Invalid(error.to_string()))), false),
         };
         let Ok(mut line) = serde_json::to_vec(&match answered {
             Answer(Ok(value)) => serde_json::json!({ "ok": value }),
@@ -118,7 +120,7 @@ fn hear(stream: &UnixStream, over: &OwnedFd, answers: &Answers, events: &mpsc::S
         };
         line.push(b'\n');
         let mut stream = stream;
-        if stream.write_all(&line).is_err() {
+        if stream.write_all(&line).is_err() || !goes_on {
             return;
         }
     }
