@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use wingbeat::{NodeId, Session, get_all};
+use wingbeat::{Node, Session, get_all};
 
 use crate::error::TrainError;
 use crate::interface;
@@ -223,11 +223,16 @@ pub(crate) async fn examine(members: &[&RankHandle], python: &str) -> Result<Dia
 pub async fn doctor(python: &str) -> Result<Diagnosis, TrainError> {
     let nodes = Session::current()?.nodes().await?;
     // A driver's own node takes nothing, and has nothing to be examined.
-    let open = nodes.iter().filter(|node| node.draining.is_none() && node.resources.contains_key("CPU"));
-    let nodes: Vec<NodeId> = open.map(|node| node.id).collect();
+    let (drained, open): (Vec<&Node>, Vec<&Node>) =
+        nodes.iter().filter(|node| !node.resources.is_empty()).partition(|node| node.draining.is_some());
     let members: Vec<RankHandle> =
-        nodes.iter().map(|node| Rank::options().num_cpus(0.0).on_node(*node).remote()).collect();
-    examine(&members.iter().collect::<Vec<_>>(), python).await
+        open.iter().map(|node| Rank::options().num_cpus(0.0).on_node(node.id).remote()).collect();
+    let mut found = examine(&members.iter().collect::<Vec<_>>(), python).await?;
+    found.problems.extend(drained.into_iter().map(|node| Problem {
+        is_fatal: false,
+        text: format!("{} ({}) is being drained, and was not looked at", node.hostname, node.id),
+    }));
+    Ok(found)
 }
 
 #[cfg(test)]
