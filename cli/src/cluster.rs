@@ -74,6 +74,8 @@ pub(crate) enum What {
     Waiting,
 }
 
+/// How long the head may take to answer.
+const LIMIT: Duration = Duration::from_secs(10);
 /// How often the head is asked to stop, over connections that end.
 const STOP_TRIES: u32 = 5;
 
@@ -158,8 +160,13 @@ pub(crate) async fn status(args: StatusArgs) -> Result<()> {
 
 pub(crate) async fn stop(args: StopArgs) -> Result<()> {
     let (mut head, address) = dial(&args.at).await?;
+    let standby = head.state(mux::within(LIMIT)).await.ok().and_then(|state| state.standby);
+    let stopped = || {
+        say!("stopped the cluster of the head at {}", shown(&address));
+        Ok(())
+    };
     for _ in 0..STOP_TRIES {
-        match head.stop(mux::within(Duration::from_secs(10))).await {
+        match head.stop(mux::within(LIMIT)).await {
             Ok(()) => return stopped(),
             // The head has ended, or the connection has, before the head heard of it or could answer.
             Err(RpcError::Shutdown | RpcError::Channel(_)) => {}
@@ -167,16 +174,22 @@ pub(crate) async fn stop(args: StopArgs) -> Result<()> {
         }
         head = match dial(&args.at).await {
             Ok((head, _)) => head,
-            Err(_) if address::is_gone(&address).await => return stopped(),
+            Err(_) if address::is_gone(&address).await => match standby {
+                None => return stopped(),
+                Some(standby) => anyhow::bail!(
+                    "the head at {0} ended before it answered, and its standby at {1} may take over: `wingbeat stop --address {1}`",
+                    shown(&address),
+                    shown(&standby.address)
+                ),
+            },
             Err(error) => return Err(error),
         };
     }
     anyhow::bail!("the connection to the head ended {STOP_TRIES} times before it had answered")
 }
 
-fn stopped() -> Result<()> {
-    say!("stopped");
-    Ok(())
+fn shown(address: &Address) -> String {
+    address.tcp.map_or_else(|| address.unix.clone(), |tcp| tcp.to_string())
 }
 
 /// Keeps what has this id, is on the node of this id, or of the job of this id as far as that is said of it.

@@ -24,6 +24,8 @@ pub(crate) const NONE: &str = "none";
 /// Commands that talk to no cluster, or are one.
 const WITHOUT: [&str; 6] = [HEAD, "devices", "replay", "context", "completions", "help"];
 const HEAD: &str = "head";
+/// A context that was chosen days ago is not enough for this one.
+const STOP: &str = "stop";
 
 /// List the clusters that the configuration names, or choose one.
 ///
@@ -143,18 +145,19 @@ pub(crate) struct Used {
 /// The context that this command line uses. An option goes before everything, `--context` before variables, and those before the context in
 /// use.
 pub(crate) fn used(matches: &ArgMatches) -> Result<Used> {
-    let Some((name, of_command)) = matches.subcommand() else { return Ok(Used::default()) };
+    let Some((of_command_name, of_command)) = matches.subcommand() else { return Ok(Used::default()) };
     let source = |id| of_command.value_source(id);
     let is_option = source("context") == Some(ValueSource::CommandLine);
-    if name == HEAD && is_option && of_command.get_one::<String>("context").is_some_and(|name| name != NONE) {
+    if of_command_name == HEAD && is_option && of_command.get_one::<String>("context").is_some_and(|name| name != NONE)
+    {
         bail!(
             "`wingbeat head` starts a cluster and joins none: it takes no --context. Give --host, --port and --token-file"
         );
     }
-    if WITHOUT.contains(&name) {
+    if WITHOUT.contains(&of_command_name) {
         return Ok(Used::default());
     }
-    let address = if name == "worker" { "head" } else { "address" };
+    let address = if of_command_name == "worker" { "head" } else { "address" };
     if source(address) == Some(ValueSource::CommandLine) {
         return Ok(Used::default());
     }
@@ -176,6 +179,13 @@ pub(crate) fn used(matches: &ArgMatches) -> Result<Used> {
     let config = Config::read(&path)?;
     let Some(name) = wanted.or(config.current.as_ref()) else { return Ok(Used::default()) };
     let context = config.find(name, &path)?;
+    if of_command_name == STOP && wanted.is_none() {
+        bail!(
+            "the context `{name}` ({}) is in use, and this would end its cluster with all jobs. Say which you mean: \
+             `wingbeat --context {name} stop`, or `wingbeat --context {NONE} stop` for the head on this machine",
+            context.address
+        );
+    }
     let prefix = format!("context `{name}` ({}): ", context.address);
     let mut variables = context.variables(&path);
     if is_asked {

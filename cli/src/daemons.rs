@@ -96,7 +96,7 @@ pub(crate) struct WorkerArgs {
     #[arg(long = "resource", value_parser = sizes::offered)]
     resources: Vec<(String, f64)>,
     /// A label, as KEY=VALUE; may be repeated.
-    #[arg(long = "label", value_parser = sizes::pair)]
+    #[arg(long = "label", value_parser = sizes::label)]
     labels: Vec<(String, String)>,
     /// Capacity of the object store, such as 2GiB; 30% of the memory if nothing is said.
     #[arg(long, value_parser = sizes::some_bytes)]

@@ -14,17 +14,40 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Ids that an error names one by one; of others, only the number is told.
 const NAMED: usize = 8;
 
+/// What changes something takes a beginning of so many digits.
+const TO_CHANGE: usize = 4;
+
 /// An id of this many digits is whole. Shorter ones may be, too.
 const WHOLE: usize = 16;
 
 /// The id that begins with `text`, of those that the head shows. A text that is none of them is given back: the head may know more, such
 /// as what has ended, and tasks.
 pub(crate) async fn whole(head: &HeadClient, text: &str) -> Result<String> {
+    // Of a process id, the node behind it.
+    let (before, text) = text.split_once('@').map_or(("", text), |(pid, _)| text.split_at(pid.len() + 1));
     if !may_be_a_beginning(text) {
-        return Ok(text.to_owned());
+        return Ok(format!("{before}{text}"));
     }
     let state = head.state(mux::within(LIMIT)).await.context("the head did not answer")?;
-    Ok(one_of(text, &ids(&state))?.unwrap_or(text).to_owned())
+    Ok(format!("{before}{}", one_of(text, &ids(&state))?.unwrap_or(text)))
+}
+
+/// As [`whole`], for a command that changes what it names. The empty or short beginning that a script's variable has left is the
+/// beginning of whatever is there alone.
+pub(crate) async fn whole_to_change(head: &HeadClient, text: &str) -> Result<String> {
+    let whole = whole(head, text).await?;
+    check_to_change(text, &whole)?;
+    Ok(whole)
+}
+
+fn check_to_change(text: &str, whole: &str) -> Result<()> {
+    let digits = text.split_once('-').map_or("", |(_, digits)| digits);
+    if whole != text && digits.len() < TO_CHANGE {
+        bail!(
+            "`{text}` is too short a beginning of {whole} to change that by: write {TO_CHANGE} of its digits or more"
+        );
+    }
+    Ok(())
 }
 
 /// Whether a text can be an id at all, which needs no head.
@@ -97,6 +120,17 @@ mod tests {
         assert_eq!(found("n"), Some("node-12ab"));
         assert_eq!(found("actor-12cd"), Some("actor-12cd"), "it is one itself");
         assert_eq!(found("actor-9"), None);
+    }
+
+    #[test]
+    fn what_changes_something_takes_no_beginning_that_is_of_whatever_is_there() {
+        let whole = "node-1f2e3d4c5b6a7988";
+        for short in ["no", "node-", "node-1", "node-1f2"] {
+            let said = check_to_change(short, whole).unwrap_err().to_string();
+            assert!(said.contains(short) && said.contains(whole), "{said}");
+        }
+        assert!(check_to_change("node-1f2e", whole).is_ok() && check_to_change(whole, whole).is_ok());
+        assert!(check_to_change("node-1", "node-1").is_ok(), "nothing begins so: the head answers that");
     }
 
     #[test]

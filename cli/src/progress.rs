@@ -92,7 +92,13 @@ impl Progress {
                     drop(state);
                     show(bar.as_ref(), true, format!("wingbeat: {text}\n").as_bytes());
                 }
-                Message::Update(now) => state.update(&now),
+                Message::Update(now) => {
+                    let line = state.update(&now);
+                    drop(state);
+                    if let Some(line) = line {
+                        notice!("{line}");
+                    }
+                }
                 Message::End => {
                     if let Some(bar) = &state.bar {
                         bar.finish_and_clear();
@@ -191,7 +197,9 @@ impl State {
         bar.set_message(shown.join("\n"));
     }
 
-    fn update(&mut self, now: &wingbeat_train::Progress) {
+    /// Takes in how the run is, and gives what is to be said of it without a terminal. Who says it must hold nothing that others wait for:
+    /// nobody may read.
+    fn update(&mut self, now: &wingbeat_train::Progress) -> Option<String> {
         if self.attempt.replace(now.attempt) != Some(now.attempt) || now.reports == 0 {
             (self.first, self.shown) = (None, None);
         }
@@ -202,7 +210,7 @@ impl State {
         let pause = if self.bar.is_some() { DRAW } else { PLAIN };
         let is_due = self.shown.is_none_or(|shown| shown.elapsed() >= pause);
         if !is_due {
-            return;
+            return None;
         }
         self.shown = Some(Instant::now());
         match &self.bar {
@@ -210,13 +218,17 @@ impl State {
                 bar.set_prefix(summary(now, rate));
                 self.table = table(&now.ranks).trim_fmt();
                 self.draw();
+                None
             }
             None if now.reports > 0 => {
                 let seconds = self.begun.elapsed().as_secs_f64();
-                notice!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics));
+                Some(format!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics)))
             }
             // The first report is worth a line.
-            None => self.shown = None,
+            None => {
+                self.shown = None;
+                None
+            }
         }
     }
 

@@ -102,11 +102,17 @@ pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
     }
 }
 
-/// `key=value`.
+/// `key=value`: a name, and what it stands for, which may be anything.
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     let (key, value) = named(text, "KEY=VALUE")?;
-    names::check(value).map_err(|why| format!("{}: {why}", names::shortened(value)))?;
     Ok((key.to_owned(), value.to_owned()))
+}
+
+/// `key=value`, both names.
+pub(crate) fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = pair(text)?;
+    names::check(&value).map_err(|why| format!("{}: {why}", names::shortened(&value)))?;
+    Ok((key, value))
 }
 
 /// What is before the first `=`, which is a name, and what is behind it.
@@ -194,7 +200,10 @@ mod tests {
         }
         assert_eq!(resource("GPU=0"), Ok(("GPU".into(), 0.0)), "a quota of none");
         assert_eq!(pair("zone=a=b"), Ok(("zone".into(), "a=b".into())));
-        assert!(pair("zone").is_err() && pair("=a").is_err() && pair("zone=a\tb").is_err());
+        assert!(pair("zone").is_err() && pair("=a").is_err());
+        assert!(label("zone=a").is_ok() && label("zone=a\tb").is_err());
+        let long = format!("SEARCHED={}", "/folder:".repeat(100));
+        assert!(pair(&long).is_ok() && label(&long).is_err() && pair("LINES=one\ntwo").is_ok());
         assert_eq!((part("0"), part("0.95")), (Ok(0.0), Ok(0.95)));
         assert!(part("95").is_err() && part("-1").is_err() && part("NaN").is_err());
         assert!(some_bytes("0").is_err() && some_bytes("1MiB").is_ok());

@@ -1,5 +1,6 @@
 //! `wingbeat torchrun`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::PoisonError;
@@ -347,6 +348,16 @@ fn port(args: &TorchrunArgs) -> Result<Option<u16>> {
     Ok((port != 0).then_some(port))
 }
 
+/// GPUs and CPUs of the nodes with most of them. A program on a machine without a node brings one that has nothing.
+fn largest<'a>(nodes: impl Iterator<Item = &'a BTreeMap<String, f64>>, most: u32) -> Vec<(u32, u32)> {
+    let whole = |of: &BTreeMap<String, f64>, name| of.get(name).map_or(0, |amount| *amount as u32);
+    let with_room = nodes.filter(|of| !of.is_empty());
+    let mut there: Vec<(u32, u32)> = with_room.map(|of| (whole(of, "GPU"), whole(of, "CPU"))).collect();
+    there.sort_unstable_by(|a, b| b.cmp(a));
+    there.truncate(most as usize);
+    there
+}
+
 /// What `--nproc-per-node` means on these nodes.
 async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) -> Result<PerNode> {
     let text = args.nproc_per_node.as_str();
@@ -355,10 +366,7 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
         bail!("--nproc-per-node 0 runs nothing");
     }
     let all = tokio::time::timeout(Duration::from_secs(30), session.nodes()).await??;
-    let whole = |node: &wingbeat::Node, name| node.resources.get(name).map_or(0, |amount| *amount as u32);
-    let mut there: Vec<(u32, u32)> = all.iter().map(|node| (whole(node, "GPU"), whole(node, "CPU"))).collect();
-    there.sort_unstable_by(|a, b| b.cmp(a));
-    there.truncate(nodes as usize);
+    let there = largest(all.iter().filter(|node| node.draining.is_none()).map(|node| &node.resources), nodes);
     let of = |kind: &str, counts: Vec<u32>| match counts.as_slice() {
         [first, rest @ ..] if rest.iter().all(|other| other == first) && *first > 0 => Ok(*first),
         [] | [0, ..] => bail!("--nproc-per-node {text}: there is no {kind}"),
@@ -385,4 +393,18 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
         );
     }
     Ok(per_node.asked(args))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_a_program_brings_is_none_that_ranks_run_on() {
+        let with = |gpus: f64, cpus: f64| BTreeMap::from([("GPU".to_owned(), gpus), ("CPU".to_owned(), cpus)]);
+        let nodes = [BTreeMap::new(), with(8.0, 96.0), with(8.0, 64.0), BTreeMap::from([("CPU".to_owned(), 4.0)])];
+        assert_eq!(largest(nodes.iter(), 2), [(8, 96), (8, 64)]);
+        assert_eq!(largest(nodes.iter(), 9), [(8, 96), (8, 64), (0, 4)]);
+        assert_eq!(largest(nodes[..1].iter(), 2), [], "before the first node has joined, nobody knows");
+    }
 }

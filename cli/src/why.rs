@@ -1,6 +1,5 @@
 //! `wingbeat why`, `wingbeat drain` and `wingbeat quota`.
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -108,14 +107,17 @@ fn shown(explanation: &Explanation) -> String {
 pub(crate) async fn drain(args: DrainArgs) -> Result<()> {
     named::check::<NodeId>(&args.node)?;
     let head = connect(&args.at).await?;
-    let node: NodeId = named::whole(&head, &args.node).await?.parse()?;
+    let node: NodeId = named::whole_to_change(&head, &args.node).await?.parse()?;
     let within = (!args.undo).then_some(args.within.as_millis() as u64);
     let answer = head.drain_node(mux::within(LIMIT), node, within, args.reason, args.stop).await;
     answer.context("the head did not answer")??;
+    let state = head.state(mux::within(LIMIT)).await.ok();
+    let found = state.iter().flat_map(|state| &state.nodes).find(|state| state.info.id == node);
+    let host = found.map(|found| format!(" ({})", found.info.hostname)).unwrap_or_default();
     if args.undo {
-        say!("{node} takes work again");
+        say!("{node}{host} takes work again");
     } else {
-        say!("{node} takes no new work; what still runs is moved in {}", sizes::ago(args.within));
+        say!("{node}{host} takes no new work; what still runs is moved in {}", sizes::ago(args.within));
         say!("  look at it:   wingbeat why {node}");
         say!("  take it back: wingbeat drain {node} --undo");
     }
@@ -130,7 +132,7 @@ pub(crate) async fn quota(args: QuotaArgs) -> Result<()> {
             say!("no quotas; set one with `wingbeat quota NAMESPACE CPU=8`");
         }
         for row in state.quotas {
-            writeln!(std::io::stdout(), "{}: {} of {}", row.namespace, row.used, row.limit)?;
+            say!("{}: {} of {}", row.namespace, row.used, row.limit);
         }
         return Ok(());
     };
@@ -151,6 +153,14 @@ pub(crate) async fn quota(args: QuotaArgs) -> Result<()> {
         }
         Some(limit)
     };
+    if limit.is_none() {
+        let state = head.state(mux::within(LIMIT)).await.context("the head did not answer")?;
+        let set: Vec<String> = state.quotas.into_iter().map(|row| row.namespace).collect();
+        if !set.contains(&namespace) {
+            let those = if set.is_empty() { String::new() } else { format!("; it is set for {}", set.join(", ")) };
+            bail!("no quota is set for `{namespace}`{those}");
+        }
+    }
     head.set_quota(mux::within(LIMIT), namespace.clone(), limit.clone()).await.context("the head did not answer")??;
     match limit {
         Some(limit) => say!("{namespace} may hold {limit} at a time"),

@@ -64,6 +64,9 @@ fn a_cluster_is_named_by_option_variable_and_the_context_in_use_in_this_order() 
     assert!(is_there(run(&["status"], &[])));
     assert!(is_away(run(&["status"], &[("WINGBEAT_CONTEXT", "away")])));
     assert!(run(&["context", "list"], &[]).1.contains("*  lab"));
+    let (code, text) = run(&["stop"], &[]);
+    assert!(code == Some(1) && text.contains("`lab`") && text.contains("wingbeat --context lab stop"), "{text}");
+    assert!(is_there(run(&["status"], &[])), "it runs on");
     // None: a head on this machine is looked for.
     let is_here = |(_, text): (Option<i32>, String)| !text.contains(cluster.address()) && !text.contains(NOWHERE);
     assert!(is_here(run(&["status"], &[("WINGBEAT_CONTEXT", "none")])));

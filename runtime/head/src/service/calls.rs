@@ -276,6 +276,7 @@ impl wingbeat_net::services::Head for Service {
         stops: bool,
     ) -> Result<(), Error> {
         self.shell.until_learned(false).await;
+        self.shell.inside.lock().state.may_be_drained(node)?;
         let drained = within_ms.map(|within| Drained { within, why: why.clone(), stops });
         let fact = move |state: &State| state.drain_fact(node, drained);
         // It was lost meanwhile.
@@ -297,10 +298,10 @@ impl wingbeat_net::services::Head for Service {
         processes.ok_or_else(|| unknown(&job.to_string()))
     }
 
-    async fn find_actor(self, _: Context, name: ScopedName) -> Result<ActorInfo, Error> {
+    async fn find_actor(self, _: Context, name: ScopedName, asks: JobId) -> Result<ActorInfo, Error> {
         scoped("an actor", Some(&name))?;
         self.shell.until_learned(false).await;
-        self.shell.inside.lock().state.find_actor(&name)
+        self.shell.inside.lock().state.find_actor(&name, asks)
     }
 
     async fn settle_output(self, _: Context, job: JobId) {

@@ -44,6 +44,20 @@ impl State {
         Ok(())
     }
 
+    /// Whether somebody may have a node drained.
+    ///
+    /// # Errors
+    /// It is what a program has brought for its values: nothing is placed there, and its end would be the program's.
+    pub fn may_be_drained(&self, id: NodeId) -> Result<(), Error> {
+        if self.has_node(id) && !self.offers_work(id) {
+            let what = format!(
+                "{id} is of a program, has nothing for work, and ends with that program: there is nothing to drain"
+            );
+            return Err(Error::InvalidArgument { what });
+        }
+        Ok(())
+    }
+
     fn no_such_node(&self, id: NodeId) -> Error {
         let is_absent = self.recovering.as_ref().is_some_and(|recovering| recovering.infos().any(|info| info.id == id));
         Error::InvalidArgument {
