@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,9 @@ use wingbeat_tests::TestCluster;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Says that this program is to be the driver, when the test starts itself again.
 const DRIVER: &str = "WINGBEAT_TEST_DRIVER";
+/// The driver makes the detached actor, or finds it.
+const MAKES: &str = "makes";
+const FINDS: &str = "finds";
 const NAMESPACE: &str = "keepers";
 
 struct Counter {
@@ -36,21 +40,35 @@ impl Counter {
 /// Runs a driver of its own that makes the detached actor, calls it and ends: then nothing of its program is left but
 /// what the cluster keeps.
 fn a_driver_comes_and_goes(cluster: &TestCluster, test: &str) {
-    let mut driver = Command::new(std::env::current_exe().unwrap());
-    driver.args(["--exact", test, "--nocapture"]).env(DRIVER, "1").stdin(Stdio::null());
+    said_by_driver(cluster, &std::env::current_exe().unwrap(), test, MAKES);
+}
+
+/// What a driver has written to standard error when it has done this.
+fn said_by_driver(cluster: &TestCluster, program: &Path, test: &str, what: &str) -> String {
+    let mut driver = Command::new(program);
+    driver.args(["--exact", test, "--nocapture"]).env(DRIVER, what).stdin(Stdio::null());
     driver.env("WINGBEAT_ADDRESS", cluster.address()).env("WINGBEAT_TOKEN", cluster.token().unwrap());
     let output = driver.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
 }
 
 fn is_driver() -> bool {
-    let is_driver = std::env::var_os(DRIVER).is_some();
-    if is_driver {
-        let _driver = Local::from(wingbeat::init().namespace(NAMESPACE));
+    let Ok(what) = std::env::var(DRIVER) else { return false };
+    let _driver = Local::from(wingbeat::init().namespace(NAMESPACE));
+    if what == MAKES {
         let counter = Counter::options().name("counter").detached().max_restarts(10).remote();
         assert_eq!(counter.add().get_blocking().unwrap(), 1);
+    } else {
+        for _ in 0..2 {
+            let counter = wingbeat::block_on(Counter::named("counter")).unwrap();
+            assert!(counter.add().get_blocking().unwrap() > 1);
+        }
+        let counter = wingbeat::block_on(Counter::options().name("counter").get_or_create()).unwrap();
+        assert!(counter.add().get_blocking().unwrap() > 3);
     }
-    is_driver
+    true
 }
 
 fn join(cluster: &TestCluster) -> Local {
@@ -166,4 +184,27 @@ fn an_actor_that_is_killed_before_it_is_back_stays_dead() {
     counter.actor().kill();
     assert!(matches!(early.get_blocking(), Err(Error::ActorDied { .. })));
     assert!(matches!(wingbeat::block_on(Counter::named("counter")), Err(Error::ActorNotFound { .. })));
+}
+
+#[test]
+fn a_program_of_another_build_than_the_actor_is_told_once() {
+    if is_driver() {
+        return;
+    }
+    let test = "a_program_of_another_build_than_the_actor_is_told_once";
+    let cluster = TestCluster::start(1, 2).unwrap();
+    a_driver_comes_and_goes(&cluster, test);
+    let same = std::env::current_exe().unwrap();
+    let told = "runs in another build";
+    let said = said_by_driver(&cluster, &same, test, FINDS);
+    assert!(!said.contains(told), "{said}");
+    // What follows the program in its file changes nothing but what it is known by.
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other");
+    let mut bytes = std::fs::read(&same).unwrap();
+    bytes.push(0);
+    std::fs::write(&other, bytes).unwrap();
+    std::fs::set_permissions(&other, std::fs::metadata(&same).unwrap().permissions()).unwrap();
+    let said = said_by_driver(&cluster, &other, test, FINDS);
+    assert_eq!(said.matches(told).count(), 1, "{said}");
 }

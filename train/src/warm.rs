@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use wingbeat::{Error, NodeId};
+use wingbeat::{ActorRef, Error, NodeId};
 use wingbeat_core::spec::is_secret;
 
 use crate::package;
@@ -236,8 +236,8 @@ pub(crate) async fn start_on(node: u64, kind: Kind, socket: &str) -> Result<Star
             .remote(kind.clone(), socket.to_owned());
         let started = match made.started().get().await {
             Ok(started) => started,
-            // Another run was first.
-            Err(_) => WarmPython::named_in(NAMESPACE, &name).await?.started().get().await?,
+            // Another run was first: perhaps one of another build, which is as good here.
+            Err(_) => WarmPythonHandle::from(ActorRef::named_in(NAMESPACE, &name).await?).started().get().await?,
         };
         if !started.retired || life == LIVES {
             return Ok(started);

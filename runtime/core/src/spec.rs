@@ -409,6 +409,8 @@ pub struct ActorInfo {
     pub max_task_retries: u32,
     /// As in [`ActorSpec::max_pending_calls`].
     pub max_pending_calls: Option<u32>,
+    /// Whether its program is another build than that of the job that asks, as far as the head knows both.
+    pub is_of_another_build: bool,
 }
 
 /// The state of an actor, as the head tells it.

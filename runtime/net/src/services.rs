@@ -22,7 +22,7 @@ pub trait Head {
     /// Makes an actor, or answers with the one of that name when `or_get` is set.
     async fn create_actor(spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error>;
     /// Finds an actor by name.
-    async fn find_actor(name: ScopedName) -> Result<ActorInfo, Error>;
+    async fn find_actor(name: ScopedName, asks: JobId) -> Result<ActorInfo, Error>;
     /// Makes a placement group. The answer says that it is known, durably; not that it has its places.
     async fn create_placement_group(spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error>;
     /// Removes a placement group and ends what runs in it; no error if it is gone already.

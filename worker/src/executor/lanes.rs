@@ -267,7 +267,7 @@ impl Lanes {
         );
         self.queue.started(&execution);
         let instance = self.instance.clone();
-        let method = registry::table().method(spec.function, Some(&self.class));
+        let method = registry::table().method(spec.function, &self.class);
         let call = Call { queue: &self.queue, execution, spec, paused };
         match call.expects(method, |method| method.outputs) {
             Ok(method) => call.begin(method.path, move |arguments| (method.run)(instance, arguments)),

@@ -100,6 +100,12 @@ impl State {
         self.jobs.get(&job).map(|job| job.spec.executable.clone())
     }
 
+    /// Whether the programs of two jobs differ, where both are known.
+    pub(super) fn are_of_two_builds(&self, one: JobId, other: JobId) -> bool {
+        let build = |job| self.jobs.get(&job).map(|job| &job.spec.executable.hash);
+        matches!((build(one), build(other)), (Some(one), Some(other)) if one != other)
+    }
+
     /// Whether the driver of a job is there, or may come back.
     pub(crate) fn is_job_running(&self, job: JobId) -> bool {
         self.jobs.get(&job).is_some_and(|job| !job.is_over)

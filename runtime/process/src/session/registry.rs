@@ -296,28 +296,35 @@ impl Table {
         self.classes.get(&id).copied().ok_or_else(|| self.missing(id, Some(called)))
     }
 
-    /// The method of this id.
+    /// The method of this id, which was called of an actor of this class.
     ///
     /// # Errors
-    /// [`Error::FunctionNotFound`], with what there is.
-    pub fn method(&self, id: FunctionId, called: Option<&str>) -> Result<&'static Method, Error> {
-        self.methods.get(&id).copied().ok_or_else(|| self.missing(id, called))
+    /// [`Error::FunctionNotFound`], with the methods that the class has.
+    pub fn method(&self, id: FunctionId, class: &str) -> Result<&'static Method, Error> {
+        self.methods.get(&id).copied().ok_or_else(|| {
+            let known = self.classes.values().filter(|known| known.path == class).flat_map(|known| known.methods);
+            not_found(&format!("a method of {class}"), id, known.map(|method| method.path).collect())
+        })
     }
 
     fn missing(&self, id: FunctionId, called: Option<&str>) -> Error {
         let mut known: Vec<&str> = self.functions.values().map(|f| f.path).collect();
         known.extend(self.classes.values().map(|c| c.path));
-        known.sort_unstable();
-        let more = known.len().saturating_sub(8);
-        known.truncate(8);
-        let mut shown = known.join(", ");
-        if more > 0 {
-            shown.push_str(&format!(", and {more} more"));
-        }
-        Error::FunctionNotFound {
-            function: called.map_or_else(|| id.to_string(), |name| format!("{name} ({id})")),
-            known: if shown.is_empty() { "none at all".into() } else { shown },
-        }
+        not_found(called.unwrap_or("a function"), id, known)
+    }
+}
+
+fn not_found(called: &str, id: FunctionId, mut known: Vec<&str>) -> Error {
+    known.sort_unstable();
+    let more = known.len().saturating_sub(8);
+    known.truncate(8);
+    let mut shown = known.join(", ");
+    if more > 0 {
+        shown.push_str(&format!(", and {more} more"));
+    }
+    Error::FunctionNotFound {
+        function: format!("{called} ({id})"),
+        known: if shown.is_empty() { "none at all".into() } else { shown },
     }
 }
 

@@ -397,6 +397,13 @@ impl Session {
                 ),
             });
         }
+        if info.is_of_another_build && self.process().wire.other_builds.insert(info.id) {
+            self.process().notice(format!(
+                "{} ({}) runs in another build than this process: what has a type whose fields have changed is misread, or an error. To \
+                 replace it, kill it and make it again",
+                info.class_name, info.id
+            ));
+        }
         Ok(self.handle_of_any_class(info))
     }
 
@@ -434,6 +441,7 @@ impl Session {
             detached: spec.detached,
             max_task_retries: spec.max_task_retries,
             max_pending_calls: spec.max_pending_calls,
+            is_of_another_build: false,
         };
         self.actor_handle(class, info)
     }
@@ -456,9 +464,10 @@ impl Session {
         });
         async move {
             checked?;
+            let asks = session.process().wire.who.job;
             let find = session.ask_head(move |head| {
                 let name = name.clone();
-                async move { head.find_actor(mux::within(limits().head), name).await }
+                async move { head.find_actor(mux::within(limits().head), name, asks).await }
             });
             let found = find.await??;
             match class {

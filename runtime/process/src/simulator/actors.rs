@@ -86,7 +86,7 @@ impl Site {
 
     /// The actor of this name, which another process may have made.
     pub(super) async fn find_actor(&self, name: String) -> Result<Ref, Error> {
-        let asked = Asked::Find(ScopedName { namespace: NAMESPACE.into(), name });
+        let asked = Asked::Find(ScopedName { namespace: NAMESPACE.into(), name }, self.process.job);
         let info = self.ask_head(asked).await?.expect("it was found");
         self.shared.found.borrow_mut().insert(info.id);
         self.shared.found_handles.borrow_mut().insert(info.handle);

@@ -93,7 +93,7 @@ pub(super) fn heard(event: Event) -> Event {
 pub(super) fn asked(asked: &Asked) -> Asked {
     match asked {
         Asked::Create(spec) => Asked::Create(Box::new(through(&**spec))),
-        Asked::Find(name) => Asked::Find(through(name)),
+        Asked::Find(name, asks) => Asked::Find(through(name), through(asks)),
         Asked::Reserve(spec) => Asked::Reserve(Box::new(through(&**spec))),
         Asked::GiveBack(group) => Asked::GiveBack(through(group)),
     }

@@ -89,7 +89,7 @@ pub(super) struct Question {
 
 pub(super) enum Asked {
     Create(Box<ActorSpec>),
-    Find(ScopedName),
+    Find(ScopedName, JobId),
     Reserve(Box<PlacementGroupSpec>),
     GiveBack(PlacementGroupId),
 }

@@ -171,7 +171,7 @@ impl World {
                 self.act(actions);
                 answer.map(Some)
             }
-            Asked::Find(name) => self.state.find_actor(name).map(Some),
+            Asked::Find(name, asks) => self.state.find_actor(name, *asks).map(Some),
             Asked::Reserve(spec) => {
                 self.grants.asks_for(spec);
                 let (answer, actions) = self.state.create_group(now, (**spec).clone());

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
@@ -120,6 +120,8 @@ pub(crate) struct Wire {
     /// answered that it has made them.
     pub own_groups: DashMap<PlacementGroupId, bool>,
     pub assigned: RwLock<Assigned>,
+    /// Actors of another build, of which whoever runs this program was told; each once.
+    pub other_builds: DashSet<ActorId>,
     /// Set once, in a driver.
     log_sink: OnceLock<LogSink>,
     /// What is heard and said is written down here, if the environment asks for that; until the end of the session.
@@ -212,6 +214,7 @@ impl Prepared {
             to_itself,
             groups: Watched::default(),
             own_groups: DashMap::new(),
+            other_builds: DashSet::new(),
             assigned: RwLock::default(),
             log_sink: OnceLock::new(),
             recorded: recorded.map(Arc::new),
@@ -328,6 +331,17 @@ impl Process {
     pub(crate) fn log(&self, lines: Vec<LogLine>) {
         if let Some(sink) = self.wire.log_sink.get() {
             sink(lines);
+        }
+    }
+
+    /// Shows whoever runs the program what it should know, as what user code prints is shown.
+    pub(crate) fn notice(&self, text: String) {
+        match self.wire.who.role {
+            Role::Driver(_) => {
+                let (source, node) = ("wingbeat".to_owned(), "driver".to_owned());
+                self.log(vec![LogLine { pid: std::process::id(), source, node, is_stderr: true, text }]);
+            }
+            _ => eprintln!("wingbeat: {text}"),
         }
     }
 

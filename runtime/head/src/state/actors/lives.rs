@@ -25,7 +25,7 @@ impl State {
         let may_be_back = self.recovering.as_ref().is_some_and(|recovering| recovering.may_be_back(spec.id));
         !may_be_back
             && self.actors.spec(spec.id).is_none()
-            && spec.name.as_ref().is_none_or(|name| self.find_actor(name).is_err())
+            && spec.name.as_ref().is_none_or(|name| self.actor_named(name).is_none())
     }
 
     /// The actor of this name, also one that may still come back after the head was started again.
@@ -34,23 +34,23 @@ impl State {
         known.or_else(|| self.recovering.as_ref()?.actor_named(name))
     }
 
-    /// The actor of this name.
+    /// The actor of this name, for a process of this job.
     ///
     /// # Errors
     /// [`Error::ActorNotFound`].
-    pub fn find_actor(&self, name: &ScopedName) -> Result<ActorInfo, Error> {
+    pub fn find_actor(&self, name: &ScopedName, asks: JobId) -> Result<ActorInfo, Error> {
         self.actor_named(name)
-            .map(info)
+            .map(|spec| info(spec, self.are_of_two_builds(spec.job, asks)))
             .ok_or_else(|| Error::ActorNotFound { name: name.name.clone(), namespace: name.namespace.clone() })
     }
 
     pub(in crate::state) fn new_actor(&mut self, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
         if let Some(known) = self.actors.actors.get(&spec.id) {
-            return Ok(info(&known.spec));
+            return Ok(info(&known.spec, false));
         }
         // It was asked for before the head was started again.
         if self.recovering.as_ref().is_some_and(|recovering| recovering.may_be_back(spec.id)) {
-            return Ok(info(&spec));
+            return Ok(info(&spec, false));
         }
         spec.placement.check().map_err(|why| Error::InvalidArgument {
             what: format!("actor {} asks for what cannot be: {why}", spec.class_name),
@@ -71,9 +71,9 @@ impl State {
                     format!("the actor named `{}` is a {}, not a {}", name.name, existing.class_name, spec.class_name);
                 return Err(Error::InvalidArgument { what });
             }
-            return Ok(info(existing));
+            return Ok(info(existing, self.are_of_two_builds(existing.job, spec.job)));
         }
-        let (id, answer) = (spec.id, info(&spec));
+        let (id, answer) = (spec.id, info(&spec, false));
         self.insert_actor(spec, Incarnation(0), 0, None);
         match self.is_to_end(id) {
             Some(end) => self.bury_actor(id, Error::ActorEnded { by: end.by() }),

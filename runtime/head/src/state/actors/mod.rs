@@ -272,7 +272,8 @@ impl Actors {
     }
 }
 
-fn info(spec: &ActorSpec) -> ActorInfo {
+/// What a process of another, or of the same, build is told of an actor.
+fn info(spec: &ActorSpec, is_of_another_build: bool) -> ActorInfo {
     ActorInfo {
         id: spec.id,
         class: spec.class,
@@ -282,6 +283,7 @@ fn info(spec: &ActorSpec) -> ActorInfo {
         detached: spec.detached,
         max_task_retries: spec.max_task_retries,
         max_pending_calls: spec.max_pending_calls,
+        is_of_another_build,
     }
 }
 

@@ -345,7 +345,7 @@ fn a_node_that_was_away_brings_no_actor_back_that_was_killed_meanwhile() {
     bench.driver(DRIVER);
     bench.comes_back(1, vec![life(&keeper(), 0, 9)], Vec::new());
     assert_eq!(bench.ended(), [LeaseId(9)]);
-    assert!(bench.state.find_actor(keeper().name.as_ref().unwrap()).is_err());
+    assert!(bench.state.find_actor(keeper().name.as_ref().unwrap(), job_of(DRIVER).id).is_err());
 }
 
 #[test]

@@ -27,7 +27,10 @@ fn keeper() -> ActorId {
 #[test]
 fn whoever_asks_for_an_actor_that_may_come_back_hears_of_its_next_life() {
     let mut bench = recovered(0);
-    let found = bench.state.find_actor(&ScopedName { namespace: "test".into(), name: "keeper".into() }).unwrap();
+    let found = bench
+        .state
+        .find_actor(&ScopedName { namespace: "test".into(), name: "keeper".into() }, job_of(DRIVER).id)
+        .unwrap();
     assert_eq!(found.id, keeper());
     bench.says(DRIVER, HeadMessage::WatchActor(keeper()));
     assert!(bench.actor_states(DRIVER, 5).is_empty(), "it may live");
@@ -269,7 +272,10 @@ fn an_actor_that_a_head_is_told_of_after_its_name_was_taken_does_not_live_again(
     bench.state.remember(bench.now, vec![Fact::Job(Box::new(job_of(OTHER)), false), kept(old, 0)]);
     bench.node(1, cpus(4.0));
     bench.tick(GRACE);
-    let found = bench.state.find_actor(&ScopedName { namespace: "test".into(), name: "keeper".into() }).unwrap();
+    let found = bench
+        .state
+        .find_actor(&ScopedName { namespace: "test".into(), name: "keeper".into() }, job_of(DRIVER).id)
+        .unwrap();
     assert_eq!(found.id, ActorId(6));
     assert_eq!(bench.starts().len(), 1, "the new one alone");
     assert!(bench.state.take_facts().iter().any(|fact| matches!(fact, Fact::ActorGone(ActorId(5)))));
