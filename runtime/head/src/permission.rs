@@ -103,6 +103,8 @@ impl Asker {
                  the standby first",
                 shown(standby)
             ))),
+            // Of another build, or with another token: it is there, and may lead.
+            Ok(Err(DialError::Failed(error @ Error::Refused { .. }))) => Err(error),
             _ => Ok(()),
         }
     }

@@ -285,12 +285,15 @@ fn prelude() -> [u8; PRELUDE + RELEASE_LEN] {
     bytes
 }
 
-/// Reads what the other side says of itself first. Answers with the objection to it, if it cannot be talked to.
+/// Reads what the other side says of itself first. Answers with the objection to it, if it is of another build.
+///
+/// # Errors
+/// The connection ends, or what is there is something else ([`io::ErrorKind::InvalidData`]).
 async fn read_prelude(stream: &mut Stream) -> io::Result<Option<String>> {
     let mut first = [0; PRELUDE];
     stream.read_exact(&mut first).await?;
     if first[..8] != MAGIC {
-        return Ok(Some("it does not speak Wingbeat's protocol".into()));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak Wingbeat's protocol"));
     }
     let theirs = u32::from_le_bytes([first[8], first[9], first[10], first[11]]);
     let mut release = [0; RELEASE_LEN];
@@ -420,7 +423,10 @@ pub(crate) enum Failed {
     ForNow(Error),
 }
 
-/// The dialling side of the handshake. Errors are [`Error::Refused`], with the other side's reason or ours.
+/// The dialling side of the handshake.
+///
+/// # Errors
+/// [`Error::Refused`], with the other side's reason or ours; [`Error::Unreachable`] if the connection ends before anything was said.
 pub(crate) async fn introduce(
     mut stream: Stream,
     token: &Token,
@@ -428,21 +434,24 @@ pub(crate) async fn introduce(
     what: &str,
 ) -> Result<(Stream, Welcome), Failed> {
     let refused = |why: String| Failed::ForGood(Error::Refused { who: what.to_owned(), why });
-    let ended = |error: io::Error| Error::Refused {
-        who: what.to_owned(),
-        why: format!("the connection ended during the introduction ({error}); its log says why"),
+    let at = peer_of(&stream);
+    // Nobody has refused anything: whoever is there may end just now, or be something else.
+    let unreachable = |why: String| Error::Unreachable { what: what.to_owned(), address: at.clone(), why };
+    let ended = |error: io::Error, rest: &str| {
+        unreachable(format!("the connection ended during the introduction ({error}){rest}"))
     };
-    if let Some(why) = read_prelude(&mut stream).await.map_err(|error| Failed::ForGood(ended(error)))? {
+    let silent = |error: io::Error| {
+        Failed::ForGood(match error.kind() {
+            io::ErrorKind::InvalidData => unreachable(error.to_string()),
+            _ => ended(error, "; its log says why"),
+        })
+    };
+    if let Some(why) = read_prelude(&mut stream).await.map_err(silent)? {
         // Tell the other side what we speak, so that its log can say it too.
         let _ = stream.write_all(&prelude()).await;
         return Err(refused(why));
     }
-    let at = peer_of(&stream);
-    let busy = |error: io::Error| {
-        let why =
-            format!("the connection ended during the introduction ({error}): it has ended itself, or its log says why");
-        Failed::ForNow(Error::Unreachable { what: what.to_owned(), address: at.clone(), why })
-    };
+    let busy = |error| Failed::ForNow(ended(error, ": it has ended itself, or its log says why"));
     let mut their_nonce = [0; 32];
     stream.read_exact(&mut their_nonce).await.map_err(busy)?;
     let nonce: [u8; 32] = rand::random();

@@ -75,6 +75,9 @@ fn impostor(first: Vec<u8>) -> Address {
     let listener = tokio::net::UnixListener::from_std(listener).unwrap();
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
+        if first.is_empty() {
+            return; // it hangs up
+        }
         stream.write_all(&first).await.unwrap();
         let _ = stream.read_to_end(&mut Vec::new()).await;
     });
@@ -111,6 +114,9 @@ async fn versions_that_do_not_speak_the_same_protocol_refuse_each_other() {
     let error =
         dial(&impostor(b"HTTP/1.1 400 Bad Request, and so on, and on".to_vec()), "secret", None).await.unwrap_err();
     assert!(error.to_string().contains("does not speak"), "{error}");
+    assert!(matches!(error, Error::Unreachable { .. }), "something else is there, which refuses nothing: {error:?}");
+    let error = dial(&impostor(Vec::new()), "secret", None).await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "it may end just now: {error:?}");
 }
 
 #[tokio::test]

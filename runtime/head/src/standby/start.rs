@@ -329,6 +329,9 @@ mod tests {
         assert_eq!(role(Past::Led, last, found(5)).unwrap(), StandbyRole::Follows(()));
         let refused = || Err(Error::Refused { who: "the head".into(), why: "another token".into() });
         assert!(role::<()>(Past::Led, last, refused()).is_err(), "a head that refuses is there");
+        let (what, address, why) = ("the head".into(), String::new(), "it ended just now".into());
+        let ended = Err(Error::Unreachable { what, address, why });
+        assert_eq!(role::<()>(Past::Led, last, ended).unwrap(), StandbyRole::LeadsAgain, "nobody has refused anything");
         assert_eq!(role(Past::Followed(head()), last, found(4)).unwrap(), StandbyRole::Follows(()));
         assert_eq!(role::<()>(Past::Followed(head()), last, gone()).unwrap(), StandbyRole::Awaits(head()));
         assert_eq!(role(Past::New, None, found(1)).unwrap(), StandbyRole::Follows(()));
