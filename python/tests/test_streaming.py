@@ -686,9 +686,14 @@ def test_a_program_may_end_in_the_middle_of_an_iteration(folder, environment, wr
     # In one of five, reading was caught by the end of the interpreter.
     command, pipe = [sys.executable, program, folder], subprocess.PIPE
     programs = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(8)]
-    for each in programs:
-        said = each.communicate(timeout=DEADLINE_SECONDS)
-        assert (each.returncode, *said) == (0, "0\n", "")
+    try:
+        for each in programs:
+            said = each.communicate(timeout=DEADLINE_SECONDS)
+            assert (each.returncode, *said) == (0, "0\n", "")
+    finally:
+        for each in programs:
+            each.kill()
+            each.wait()
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

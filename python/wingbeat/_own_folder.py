@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# The file in each that its program locks.
-_LOCK = ".lock"
+# The file in each that its program locks. Nobody else makes one of this name: its folder may be removed.
+_LOCK = ".wingbeat-own"
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ def write_file(source: Source, path: str) -> None:
     filesystem, inner = filesystem_of(path)
     names = source.column_names
     # A writer completes its file also after an error. The source may be the file that is replaced.
-    part = f"{inner}.{uuid.uuid4().hex}.part"
+    part = _beside(inner)
     try:
         with parquet.ParquetWriter(part, source.schema(names), filesystem=filesystem) as out:
             for batch in source.batches(names):
@@ -173,6 +173,12 @@ def write_file(source: Source, path: str) -> None:
         with contextlib.suppress(OSError):
             filesystem.delete_file(part)
         raise
+
+
+def _beside(inner: str) -> str:
+    """A name in the file's folder for what is not whole. Whoever reads the folder leaves out what begins with a dot."""
+    folder, slash, name = inner.rpartition("/")
+    return f"{folder}{slash}.{name}.{uuid.uuid4().hex}.part"
 
 
 def _rename(filesystem: Any, part: str, inner: str) -> None:

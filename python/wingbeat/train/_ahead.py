@@ -43,6 +43,7 @@ def ahead(source: Generator[T, None, None], depth: int) -> Generator[T, None, No
         except BaseException as error:
             made.put((False, error))
 
+    taker = threading.get_ident()
     thread = threading.Thread(target=make, name="wingbeat-dataset", daemon=True)
 
     def stop() -> None:
@@ -52,8 +53,8 @@ def ahead(source: Generator[T, None, None], depth: int) -> Generator[T, None, No
 
     # A program may end in the middle. A thread that runs on while the interpreter is taken down is ended wherever it is, and
     # in the middle of pyarrow's code that ends the process with SIGABRT.
-    atexit.register(stop)
     thread.start()
+    atexit.register(stop)
     try:
         while True:
             is_item, item = made.get()
@@ -64,6 +65,13 @@ def ahead(source: Generator[T, None, None], depth: int) -> Generator[T, None, No
             room.release()
             yield item  # type: ignore[misc]
     finally:
-        if not sys.is_finalizing():  # then it was stopped
+        if sys.is_finalizing():
+            pass  # it was stopped
+        elif threading.get_ident() == taker:
             stop()
             atexit.unregister(stop)
+        else:
+            # What was left early and refers to itself is collected in whatever thread allocates: that one may be waited for by
+            # the thread that is to end.
+            is_over.set()
+            room.release()
