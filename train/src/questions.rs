@@ -94,3 +94,26 @@ impl Questions {
         is_heard
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_has_asked_is_told_when_the_run_hears_no_more() {
+        for is_taken in [false, true] {
+            let (questions, answers) = (Questions::new(), Answers::default());
+            let mut events = Box::pin(questions.events(&answers));
+            let mut asked = Box::pin(questions.newest(&answers));
+            assert!(futures::poll!(&mut asked).is_pending());
+            if is_taken {
+                assert!(matches!(events.next().await, Some(Event::Newest(_))));
+            }
+            drop(events);
+            assert_eq!(asked.await, Err(ReportError::Over), "taken: {is_taken}");
+            assert_eq!(questions.newest(&answers).await, Err(ReportError::Over), "and whoever asks later");
+        }
+    }
+}

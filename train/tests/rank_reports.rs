@@ -210,7 +210,7 @@ fn never_asks(context: RankContext) -> Result<(), ReportError> {
 
 #[test]
 fn a_function_that_never_asks_whether_to_stop_is_ended_at_once() {
-    const GRACE: Duration = Duration::from_secs(3600);
+    const GRACE: Duration = Duration::from_secs(300);
     let _local = Local::start();
     let trainer = TorchTrainer::function(never_asks::remote).scaling(Scaling::workers(2)).grace(GRACE);
     let Err(TrainError::Stopped { so_far }) = stopped_after(trainer, 1) else { panic!("it was stopped") };

@@ -159,8 +159,10 @@ mod tests {
     fn said_by(script: &str, pid: u32, limit: Duration) -> Option<Seen> {
         let folder = tempfile::tempdir().unwrap();
         let py_spy = folder.path().join("py-spy");
-        std::fs::write(&py_spy, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&py_spy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        // By a process of its own: what other threads fork would have this one's descriptor, and a file that is being written cannot be run.
+        let mut writes = Command::new("sh");
+        writes.args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\""]).arg(&py_spy).arg(script);
+        assert!(writes.status().unwrap().success());
         let python = folder.path().join("python").display().to_string();
         let go_on = || {
             let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
