@@ -216,35 +216,42 @@ impl TrainError {
 /// Whether a call has failed with what it ran on or what it needed, and not by itself.
 pub(crate) fn is_loss(cause: &wingbeat::Error) -> bool {
     use wingbeat::Error as Of;
-    match cause {
+    matches!(
+        cause,
         Of::WorkerCrashed { .. }
-        | Of::OutOfMemory { .. }
-        | Of::NodeDied { .. }
-        | Of::ContactLost { .. }
-        | Of::Unreachable { .. } => true,
-        Of::ActorDied { .. }
-        | Of::ActorUnavailable { .. }
-        | Of::OwnerDied { .. }
-        | Of::ObjectLost { .. }
-        | Of::StoreFull { .. } => true,
-        Of::PlacementGroupGone { .. } | Of::Cancelled { .. } | Of::ObjectUnavailable { .. } => true,
-        Of::OutOfDescriptors { .. } | Of::Io { .. } | Of::Failed { .. } => true,
-        _ => false,
-    }
+            | Of::OutOfMemory { .. }
+            | Of::NodeDied { .. }
+            | Of::ContactLost { .. }
+            | Of::Unreachable { .. }
+            | Of::ActorDied { .. }
+            | Of::ActorUnavailable { .. }
+            | Of::OwnerDied { .. }
+            | Of::ObjectLost { .. }
+            | Of::StoreFull { .. }
+            | Of::PlacementGroupGone { .. }
+            | Of::Cancelled { .. }
+            | Of::ObjectUnavailable { .. }
+            | Of::OutOfDescriptors { .. }
+            | Of::Io { .. }
+            | Of::Failed { .. }
+    )
 }
 
 /// Whether the same call fails each time: what it asks for cannot be.
 fn is_final(cause: &wingbeat::Error) -> bool {
     use wingbeat::Error as Of;
-    match cause {
+    matches!(
+        cause,
         Of::InvalidOption { .. }
-        | Of::Encode { .. }
-        | Of::Decode { .. }
-        | Of::FunctionNotFound { .. }
-        | Of::ForeignRef { .. } => true,
-        Of::InvalidArgument { .. } | Of::ObjectTooLarge { .. } | Of::NoSession | Of::SessionEnded { .. } => true,
-        _ => false,
-    }
+            | Of::Encode { .. }
+            | Of::Decode { .. }
+            | Of::FunctionNotFound { .. }
+            | Of::ForeignRef { .. }
+            | Of::InvalidArgument { .. }
+            | Of::ObjectTooLarge { .. }
+            | Of::NoSession
+            | Of::SessionEnded { .. }
+    )
 }
 
 fn shown(error: Option<&PythonError>, stderr: &[String]) -> String {
