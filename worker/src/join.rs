@@ -27,7 +27,7 @@ use wingbeat_process::Prepared;
 use wingbeat_process::{Config, Io, Session};
 
 use crate::environment;
-use crate::gpus::{Gpus, Offered};
+use crate::gpus::Gpus;
 use crate::home;
 use crate::long_waits;
 use crate::machine;
@@ -218,7 +218,7 @@ async fn private_cluster(_: &Arc<Io>, _: &InitOptions) -> Result<Session, Error>
 async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session, Error> {
     let token = Token::random();
     let cluster = ClusterId::random();
-    let gpus = Gpus::find(Offered::of(options.num_gpus, options.pretend_gpus))?;
+    let gpus = Gpus::find(crate::gpus::Offered::of(options.num_gpus, options.pretend_gpus))?;
     let resources = machine_resources(options.num_cpus, gpus.count, &options.resources)?;
     let store_bytes = options.object_store_memory.unwrap_or_else(default_store_bytes);
     let memory = crate::node::MemoryConfig::given(options.memory_threshold, None)?;
