@@ -90,7 +90,7 @@ impl RankContext {
     fn on_its_node(&self, what: &str) -> Result<(), ReportError> {
         match wingbeat::current_node() {
             Some(here) if here != self.node => Err(ReportError::Invalid(format!(
-                "{what} is of the rank's node, {}, and this runs on {here}: give the context to nothing that runs elsewhere",
+                "{what} is of the rank's node, {}, and this runs on {here}: report where the rank runs",
                 self.node
             ))),
             _ => Ok(()),

@@ -101,6 +101,51 @@ fn stays_at_first(context: RankContext, begun: PathBuf) -> NodeId {
     context.node
 }
 
+/// Begins, says so, and goes on until it may end. Never asks whether it is to end.
+#[wingbeat::remote]
+fn ends_when_it_may(context: RankContext, begun: PathBuf, may_end: PathBuf) -> u32 {
+    std::fs::write(begun.with_extension("new"), context.node.to_string()).unwrap();
+    std::fs::rename(begun.with_extension("new"), begun).unwrap();
+    while !may_end.exists() {
+        std::thread::yield_now();
+    }
+    context.attempt
+}
+
+#[test]
+fn a_function_that_ends_by_itself_within_the_time_of_a_drain_is_not_called_again() {
+    let cluster = TestCluster::start(2, 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (begun, may_end) = (dir.path().join("begun"), dir.path().join("may_end"));
+    let session = join(&cluster);
+    let _entered = session.enter();
+    let returned = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !begun.exists() {
+                std::thread::yield_now();
+            }
+            let node = std::fs::read_to_string(&begun).unwrap();
+            // Less than the grace: ranks are asked to end at once.
+            let drain = cluster.command().unwrap().args(["drain", &node, "--within", "25s"]).status();
+            if !drain.unwrap().success() {
+                std::fs::write(&may_end, "not drained").unwrap();
+            }
+        });
+        let (begun, known) = (begun.clone(), may_end.clone());
+        let trainer =
+            TorchTrainer::function(move |context| ends_when_it_may::remote(context, begun.clone(), known.clone()));
+        let noticed = may_end.clone();
+        let notices = move |text: &str| {
+            if text.contains("is drained") {
+                std::fs::write(&noticed, "").unwrap();
+            }
+        };
+        wingbeat::block_on(trainer.on_notice(notices).fit()).unwrap()
+    });
+    assert_eq!((returned.values, returned.result.attempts), (vec![0], 1));
+    wingbeat::block_on(session.shutdown());
+}
+
 #[test]
 fn ranks_leave_a_drained_node_at_its_deadline_and_that_is_no_failure() {
     let cluster = TestCluster::start(2, 1).unwrap();

@@ -10,7 +10,7 @@ use wingbeat_core::spec::{Address, MachineId};
 use wingbeat_core::{ClusterId, NodeId, ProcessId};
 use wingbeat_net::Token;
 use wingbeat_net::address::{self, DialError, Stream};
-use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role, Welcome};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role, Welcome, is_of_another_build};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::{Generation, Leadership, Leave, Succession, Support};
 use wingbeat_net::mux::{self, Waiting};
@@ -103,8 +103,12 @@ impl Asker {
                  the standby first",
                 shown(standby)
             ))),
-            // Of another build, or with another token: it is there, and may lead.
-            Ok(Err(DialError::Failed(error @ Error::Refused { .. }))) => Err(error),
+            // One that was upgraded may lead. With another token, or of another cluster, it is not the standby any more.
+            Ok(Err(DialError::Failed(error))) if is_of_another_build(&error) => Err(refused(format!(
+                "what is at its standby's address, {}, is of another build and may lead: {error}. Start this head with that build, or stop \
+                 what is there first",
+                shown(standby)
+            ))),
             _ => Ok(()),
         }
     }

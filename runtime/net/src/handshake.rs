@@ -308,6 +308,13 @@ async fn read_prelude(stream: &mut Stream) -> io::Result<Option<String>> {
     Ok(Some(objection(theirs, &release)))
 }
 
+/// Whether a refusal is one by what speaks Wingbeat of another build.
+pub fn is_of_another_build(error: &Error) -> bool {
+    matches!(error, Error::Refused { why, .. } if ["it is built from other sources of Wingbeat", "it is another release of Wingbeat", "it is Wingbeat "]
+        .iter()
+        .any(|beginning| why.starts_with(beginning)))
+}
+
 fn objection(protocol: u32, release: &str) -> String {
     let ours = format!("{RELEASE} (protocol {PROTOCOL:08x})");
     match release {

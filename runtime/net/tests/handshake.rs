@@ -10,7 +10,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, ProcessId};
 use wingbeat_net::address::{self, Listener};
-use wingbeat_net::handshake::{Hello, PROTOCOL, Purpose, RELEASE, Resumes, Role, Token, Welcome};
+use wingbeat_net::handshake::{self, Hello, PROTOCOL, Purpose, RELEASE, Resumes, Role, Token, Welcome};
 
 /// A protocol that is not ours, and whose release follows.
 const OTHER: u32 = PROTOCOL ^ 1;
@@ -110,6 +110,11 @@ async fn versions_that_do_not_speak_the_same_protocol_refuse_each_other() {
     first.extend_from_slice(&[200; 32]);
     let text = dial(&impostor(first), "secret", None).await.unwrap_err().to_string();
     assert!(text.contains("another release") && text.contains("same release on both sides"), "{text}");
+    let refused = |why: &str| Error::Refused { who: "the head".into(), why: why.into() };
+    for text in [text.as_str(), "the token is wrong", "this process belongs to cluster-1"] {
+        let why = text.strip_prefix("refused by the listener: ").unwrap_or(text);
+        assert_eq!(handshake::is_of_another_build(&refused(why)), text.contains("Wingbeat"), "{why}");
+    }
 
     let error =
         dial(&impostor(b"HTTP/1.1 400 Bad Request, and so on, and on".to_vec()), "secret", None).await.unwrap_err();

@@ -151,7 +151,11 @@ impl Group {
         };
         // What all have reported is worth having, and what they report in their grace.
         attempt.hurry();
-        attempt.stop(&mut events, grace, runs_on).await;
+        let was_heard = attempt.stop(&mut events, grace, runs_on).await;
+        if runs_on && !was_heard && attempt.ranks.left == 0 && attempt.ranks.are_well() {
+            // Functions that knew nothing of it have come to their own end.
+            told = Ok(());
+        }
         let saved = tokio::time::timeout(*limits::STORAGE, attempt.finish_saves()).await;
         // That it could not be stored is not why the run has failed.
         let lost = match saved {
@@ -161,7 +165,7 @@ impl Group {
         if let Some(why) = attempt.checkpoints.not_stored.take().or(lost) {
             (plan.on_notice)(&format!("what ranks reported last is not stored: {why}"));
         }
-        if told.is_ok() {
+        if told.is_ok() && !attempt.ranks.are_well() {
             told = Err(attempt.first_failure(port));
         }
         attempt.finish(told).await
@@ -284,8 +288,10 @@ impl Attempt<'_> {
 
     /// Asks those who are left to end, and then ends them. Nobody is left behind when this returns: the next attempt
     /// needs the same devices. What was on its way is heard, too: a rank that printed much may have failed first and be
-    /// heard of last. A function that never asks whether it is to end has its grace only if `runs_on`.
-    async fn stop(&mut self, events: &mut Events, grace: Duration, runs_on: bool) {
+    /// heard of last. A function that never asks whether it is to end has its grace only if `runs_on`, until the run is stopped. Answers
+    /// whether any rank heard that it is to end.
+    async fn stop(&mut self, events: &mut Events, grace: Duration, runs_on: bool) -> bool {
+        let (mut was_heard, mut ends_now) = (false, !runs_on);
         for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, *limits::KILLED)] {
             let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
             if signal == Signal::KILL {
@@ -301,12 +307,19 @@ impl Attempt<'_> {
                         biased;
                         // In whatever order: one on a machine that stands still answers never. An actor that is gone took its process with it.
                         Some((rank, hears_of_it)) = asked.next(), if !asked.is_empty() => {
+                            let hears_of_it = hears_of_it.unwrap_or(false);
+                            was_heard |= hears_of_it;
                             if let Some(call) = self.ranks.calls.get(rank)
-                                && !hears_of_it.unwrap_or(false)
-                                && !runs_on
+                                && !hears_of_it
+                                && ends_now
                             {
                                 call.cancel_force();
                             }
+                        }
+                        () = self.plan.stopper.stopped(), if !ends_now => {
+                            ends_now = true;
+                            was_heard = true;
+                            self.ranks.calls.iter().for_each(AnyRef::cancel_force);
                         }
                         // What they report on their way out is stored, and answered.
                         Some((reports, saved)) = self.checkpoints.saves.next(), if !self.checkpoints.saves.is_empty() => {
@@ -328,8 +341,10 @@ impl Attempt<'_> {
                 }
             };
             if tokio::time::timeout(limit, rest).await.is_ok() {
-                return;
+                return was_heard;
             }
+            // What follows is no end of their own.
+            was_heard = true;
         }
         if self.ranks.left > 0 {
             let (left, all) = (self.ranks.left, self.group.ranks.len());
@@ -337,6 +352,7 @@ impl Attempt<'_> {
                 "{left} of {all} ranks have not said that they ended: their nodes end them"
             ));
         }
+        was_heard
     }
 
     fn hear(&mut self, heard: Option<RankEvent>) -> Result<(), TrainError> {

@@ -398,7 +398,7 @@ impl Session {
             });
         }
         if info.is_of_another_build && self.process().wire.other_builds.insert(info.id) {
-            self.process().notice(format!(
+            self.process().notice(&format!(
                 "{} ({}) runs in another build than this process: what has a type whose fields have changed is misread, or an error. To \
                  replace it, kill it and make it again",
                 info.class_name, info.id

@@ -334,15 +334,9 @@ impl Process {
         }
     }
 
-    /// Shows whoever runs the program what it should know, as what user code prints is shown.
-    pub(crate) fn notice(&self, text: String) {
-        match self.wire.who.role {
-            Role::Driver(_) => {
-                let (source, node) = ("wingbeat".to_owned(), "driver".to_owned());
-                self.log(vec![LogLine { pid: std::process::id(), source, node, is_stderr: true, text }]);
-            }
-            _ => eprintln!("wingbeat: {text}"),
-        }
+    /// Tells whoever runs the program what it should know. What a worker process writes is shown by its driver.
+    pub(crate) fn notice(&self, text: &str) {
+        eprintln!("wingbeat: {text}");
     }
 
     /// The objects for which user code waits here.
