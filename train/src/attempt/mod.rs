@@ -152,8 +152,10 @@ impl Group {
         // What all have reported is worth having, and what they report in their grace.
         attempt.hurry();
         let was_heard = attempt.stop(&mut events, grace, runs_on).await;
-        if runs_on && !was_heard && attempt.ranks.left == 0 && attempt.ranks.are_well() {
-            // Functions that knew nothing of it have come to their own end.
+        let were_asked = was_heard || attempt.ranks.was_stopped;
+        let goes_elsewhere = matches!(told, Err(TrainError::Moves { .. } | TrainError::Grows { .. }));
+        if goes_elsewhere && !were_asked && attempt.ranks.left == 0 && attempt.ranks.are_well() {
+            // All have come to their own end, as with the last checkpoint: there is nothing to go on with.
             told = Ok(());
         }
         let saved = tokio::time::timeout(*limits::STORAGE, attempt.finish_saves()).await;
@@ -394,6 +396,7 @@ impl Attempt<'_> {
             }
             Ok(Event::Ended(mut outcome)) => {
                 self.ranks.left -= 1;
+                self.ranks.was_stopped |= outcome.was_stopped;
                 let number = rank as u32;
                 self.showing.unshown = Some(Message::Ended(number, outcome.error_file.take()));
                 outcome.before_return = self.plan.must_return(number) && !self.finished.returned.contains_key(&number);

@@ -185,6 +185,8 @@ pub(super) struct Ranks {
     /// How many have not.
     pub left: usize,
     pub failures: Vec<(usize, Outcome)>,
+    /// Whether a process was asked to end before it did.
+    pub was_stopped: bool,
     /// Those whose calls have failed, as it was heard.
     pub failed_calls: Vec<(usize, Error)>,
     /// Those whose actors are gone.
@@ -200,6 +202,7 @@ impl Ranks {
         Ranks {
             left: count,
             failures: Vec::new(),
+            was_stopped: false,
             failed_calls: Vec::new(),
             lost: Vec::new(),
             raised: BTreeMap::new(),

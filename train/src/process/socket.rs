@@ -99,7 +99,7 @@ fn is_ready(from: &impl AsFd, over: &OwnedFd) -> bool {
     }
 }
 
-/// Hears one connection to its end. What makes no sense ends it, and the script has an error.
+/// Hears one connection to its end. To what makes no sense the answer is an error.
 fn hear(stream: &UnixStream, over: &OwnedFd, answers: &Answers, events: &mpsc::Sender<Event>) {
     let uid = rustix::net::sockopt::socket_peercred(stream).map(|credentials| credentials.uid);
     if uid != Ok(rustix::process::geteuid()) {
@@ -107,10 +107,10 @@ fn hear(stream: &UnixStream, over: &OwnedFd, answers: &Answers, events: &mpsc::S
     }
     let mut reader = BufReader::new(stream);
     while !reader.buffer().is_empty() || is_ready(stream, over) {
-        let (answered, goes_on) = match next(&mut reader) {
-            Ok(Some(message)) => (respond(message, stream, answers, events), true),
+        let answered = match next(&mut reader) {
+            Ok(Some(message)) => respond(message, stream, answers, events),
             Ok(None) => return,
-            Err(error) => (Answer(Err(ReportError::Invalid(error.to_string()))), false),
+            Err(error) => Answer(Err(ReportError::Invalid(error.to_string()))),
         };
         let Ok(mut line) = serde_json::to_vec(&match answered {
             Answer(Ok(value)) => serde_json::json!({ "ok": value }),
@@ -120,7 +120,7 @@ fn hear(stream: &UnixStream, over: &OwnedFd, answers: &Answers, events: &mpsc::S
         };
         line.push(b'\n');
         let mut stream = stream;
-        if stream.write_all(&line).is_err() || !goes_on {
+        if stream.write_all(&line).is_err() {
             return;
         }
     }
