@@ -303,7 +303,8 @@ impl Attempt<'_> {
             let mut asked: FuturesUnordered<_> =
                 stopping.iter().enumerate().map(|(rank, stopped)| async move { (rank, stopped.get().await) }).collect();
             let rest = async {
-                while self.ranks.left > 0 || self.showing.unshown.is_some() {
+                // Also until all have said whether they heard: who did, and has ended since, has not come to its own end.
+                while self.ranks.left > 0 || self.showing.unshown.is_some() || !asked.is_empty() {
                     self.save_next();
                     tokio::select! {
                         biased;
@@ -338,7 +339,7 @@ impl Attempt<'_> {
                             Ok(room) => drop(self.show(room)),
                             Err(_) => self.showing.unshown = None,
                         },
-                        heard = events.next(), if self.showing.unshown.is_none() => drop(self.hear(heard)),
+                        heard = events.next(), if self.showing.unshown.is_none() && self.ranks.left > 0 => drop(self.hear(heard)),
                     }
                 }
             };
