@@ -33,9 +33,9 @@ macro_rules! id {
         }
 
         impl $name {
-            /// A new random id.
+            /// A new random id, of 16 digits: what it begins with is what people type of it.
             pub fn random() -> Self {
-                Self(rand::random())
+                Self(rand::random_range(1 << 60..=u64::MAX))
             }
         }
 
