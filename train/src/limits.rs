@@ -19,6 +19,8 @@ pub(crate) static KILLED: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEA
 pub(crate) static CLEAN: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT_CLEAN_LIMIT_MS", 1));
 /// As [`CLEAN`], where a worker process must be started for it.
 pub(crate) static FORGET: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT_FORGET_LIMIT_MS", 5));
+/// How long ranks may at least work on after a checkpoint with which the run is to go elsewhere: it may be their last.
+pub(crate) static LAST: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT_LAST_CHECKPOINT_MS", 5));
 /// How long an elastic group waits for what is not free now.
 pub(crate) static ELASTIC: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT_ELASTIC_LIMIT_MS", 3));
 

@@ -321,6 +321,73 @@ fn waits_for_a_loss(context: RankContext) -> Result<u32, ReportError> {
     }
 }
 
+/// Saves, waits until the run is to go elsewhere, and saves for the last time. Gives where it began, and whether it was then asked to stop.
+#[wingbeat::remote]
+fn saves_last(context: RankContext, dir: PathBuf) -> Result<(u32, bool), Failure> {
+    let first = first_step(&context)?;
+    if first == 0 {
+        std::fs::write(dir.join("node"), context.node.to_string())?;
+        context.report([("step", 0.0)], Some(&folder(&dir, "step", "0")))?;
+        while !dir.join("goes").exists() {
+            std::thread::yield_now();
+        }
+        context.report([("step", 1.0)], Some(&folder(&dir, "step", "1")))?;
+    }
+    // As a function that has something left to do.
+    let saved = Instant::now();
+    while !context.should_stop() && saved.elapsed() < Duration::from_millis(200) {
+        std::thread::yield_now();
+    }
+    Ok((first, context.should_stop()))
+}
+
+/// What it gives and in how many attempts, if something else happens when it has saved once.
+fn last_saved(local: &Local, scaling: Scaling, happens: impl FnOnce() + Send) -> (Vec<(u32, bool)>, u32) {
+    let (dir, goes) = (local.dir.path().to_owned(), local.dir.path().join("goes"));
+    let (report, reported) = mpsc::channel();
+    let trainer = TorchTrainer::function(move |context| saves_last::remote(context, dir.clone()))
+        .scaling(scaling)
+        .storage(&local.storage())
+        .on_notice(move |notice| {
+            if notice.contains("is drained") || notice.contains("there is room for 2 ranks") {
+                std::fs::write(&goes, "").unwrap();
+            }
+        })
+        .on_progress(move |progress| {
+            // Once there was one, nobody waits for more.
+            let _ = report.send(progress.reports);
+        });
+    let returned = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            assert!(reported.iter().any(|reports| reports == 1));
+            happens();
+        });
+        fit(trainer).unwrap()
+    });
+    (returned.values, returned.result.attempts)
+}
+
+#[test]
+fn a_run_that_ends_after_its_last_checkpoint_does_not_begin_again_on_another_node() {
+    let cluster = TestCluster::start(2, 1).unwrap();
+    let local = Local::at(&cluster);
+    let node = local.dir.path().join("node");
+    let drain = || {
+        let drain = cluster.command().unwrap().args(["drain", &std::fs::read_to_string(node).unwrap()]).status();
+        assert!(drain.unwrap().success());
+    };
+    assert_eq!(last_saved(&local, Scaling::workers(1), drain), (vec![(0, false)], 1));
+}
+
+#[test]
+fn a_run_that_ends_after_its_last_checkpoint_does_not_begin_again_with_more_ranks() {
+    let mut cluster = TestCluster::start(1, 1).unwrap();
+    let local = Local::at(&cluster);
+    let grown = &mut cluster;
+    let grow = move || grown.add_node(&["--num-cpus", "1"]).map(drop).unwrap();
+    assert_eq!(last_saved(&local, Scaling::workers(1).elastic(1..=2), grow), (vec![(0, false)], 1));
+}
+
 #[test]
 fn an_elastic_group_goes_on_with_fewer_ranks_when_a_node_is_lost() {
     let mut cluster = TestCluster::start(2, 1).unwrap();

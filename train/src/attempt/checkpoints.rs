@@ -18,12 +18,12 @@ use crate::storage::{Claim, Listing, Place};
 impl Attempt<'_> {
     /// The attempt is about to end: what all have reported is stored now.
     pub(super) fn hurry(&mut self) {
-        (self.moves.leaves, self.checkpoints.is_ending) = (false, true);
+        (self.moves.leaves_at, self.checkpoints.is_ending) = (None, true);
     }
 
     /// Begins to store what is held, if it is its turn. Called whenever something has happened.
     pub(super) fn save_next(&mut self) {
-        if self.moves.leaves || !self.checkpoints.saves.is_empty() || self.checkpoints.held.is_empty() {
+        if self.moves.leaves_at.is_some() || !self.checkpoints.saves.is_empty() || self.checkpoints.held.is_empty() {
             return;
         }
         if !self.checkpoints.has_made_room {
@@ -54,7 +54,7 @@ impl Attempt<'_> {
         saved: Result<(), String>,
     ) -> Result<(), TrainError> {
         if saved.is_ok() {
-            self.checkpoints.has_stored = true;
+            (self.checkpoints.has_stored, self.checkpoints.stored_at) = (true, Instant::now());
             self.remove_outdated();
         }
         if reports.contains_key(&0) {

@@ -75,6 +75,12 @@ fn asked_at(now: Instant, deadline: Instant, grace: Duration, has_checkpoints: b
     now + left.saturating_sub(grace).max(if has_checkpoints { left / 2 } else { Duration::ZERO })
 }
 
+/// How long ranks have to end after a checkpoint that took so long to come, before they are begun again with it elsewhere. What they
+/// still do is lost, if they do not end: a tenth of what was just stored is little. A report shows sooner that they go on.
+fn time_to_end(took: Duration) -> Duration {
+    (took / 10).clamp(*limits::LAST, *limits::LAST * 6)
+}
+
 /// Does something that may take a while, unless the run is stopped.
 async fn or_stopped(plan: &Plan, work: impl Future<Output = Result<(), TrainError>>) -> Result<(), TrainError> {
     tokio::select! {
@@ -142,7 +148,8 @@ impl Group {
         let (grace, runs_on) = match (&told, &attempt.moves.drained) {
             (Err(TrainError::Moves { .. }), Some(drained)) => {
                 // After a checkpoint, what a function still does is lost; else it has until the deadline to end.
-                let without_checkpoint = attempt.moves.asked_at.is_some_and(|at| at <= now);
+                let without_checkpoint =
+                    attempt.moves.leaves_at.is_none() && attempt.moves.asked_at.is_some_and(|at| at <= now);
                 (plan.grace.min(left(now, drained.deadline)), without_checkpoint)
             }
             // As torchrun, also when a rank has failed: whoever handles the signal may save what it has. Most do not, and
@@ -182,6 +189,7 @@ impl Attempt<'_> {
             self.save_next();
             let stopped = self.plan.stopper.stopped();
             let room_made = tokio::time::sleep_until(self.makes_room_until().unwrap_or_else(Instant::now).into());
+            let leaves = tokio::time::sleep_until(self.moves.leaves_at.unwrap_or_else(Instant::now).into());
             let look = tokio::time::sleep_until((self.quiet.since + self.patience()).into());
             tokio::select! {
                 biased;
@@ -190,11 +198,18 @@ impl Attempt<'_> {
                     Some(drained) => self.leave(drained),
                     None => {
                         (self.plan.on_notice)("the drain was taken back: the run stays");
-                        (self.moves.drained, self.moves.leaves) = (None, false);
+                        (self.moves.drained, self.moves.leaves_at) = (None, None);
                     }
                 },
                 drained = due(self.moves.drained.clone().zip(self.moves.asked_at)), if self.moves.drained.is_some() => {
                     return Err(moves(drained));
+                }
+                () = leaves, if self.moves.leaves_at.is_some() && self.checkpoints.saves.is_empty() => {
+                    match (self.moves.drained.clone(), self.moves.grows_to) {
+                        (Some(drained), _) => return Err(moves(drained)),
+                        (None, Some(ranks)) => return Err(TrainError::Grows { ranks }),
+                        (None, None) => self.moves.leaves_at = None,
+                    }
                 }
                 // What shows it has panicked.
                 () = output.closed() => return Err(TrainError::stopped()),
@@ -216,16 +231,15 @@ impl Attempt<'_> {
                 Some((reports, saved)) = self.checkpoints.saves.next(), if !self.checkpoints.saves.is_empty() => {
                     self.quiet.since = Instant::now();
                     let is_stored = saved.is_ok();
+                    let took = self.checkpoints.stored_at.elapsed();
                     // What was held is begun: ranks may have been told that it will be stored.
                     self.saved(reports, saved)?;
                     self.save_next();
-                    self.moves.leaves |= is_stored && (self.moves.drained.is_some() || self.moves.grows_to.is_some());
-                    if self.moves.leaves && self.checkpoints.saves.is_empty() {
-                        match (self.moves.drained.clone(), self.moves.grows_to) {
-                            (Some(drained), _) => return Err(moves(drained)),
-                            (None, Some(ranks)) => return Err(TrainError::Grows { ranks }),
-                            (None, None) => {}
-                        }
+                    if is_stored && (self.moves.drained.is_some() || self.moves.grows_to.is_some()) {
+                        let goes_on = !(self.checkpoints.held.is_empty() && self.checkpoints.saves.is_empty());
+                        let ends = Instant::now() + if goes_on { Duration::ZERO } else { time_to_end(took) };
+                        let asked_at = self.moves.asked_at.filter(|_| self.moves.drained.is_some());
+                        self.moves.leaves_at = Some(asked_at.map_or(ends, |asked_at| ends.min(asked_at)));
                     }
                 }
                 Some((node, answer)) = self.checkpoints.lookups.running.next(), if !self.checkpoints.lookups.running.is_empty() => self.looked_up(node, &answer),
@@ -284,7 +298,13 @@ impl Attempt<'_> {
         match self.moves.grows_to {
             // What has been done since the last checkpoint would be lost.
             Some(ranks) if self.storage.claim().is_none() => Err(TrainError::Grows { ranks }),
-            _ => Ok(()),
+            Some(ranks) => {
+                (self.plan.on_notice)(&format!(
+                    "there is room for {ranks} ranks: the run goes on with them after its next checkpoint"
+                ));
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
 
@@ -293,7 +313,7 @@ impl Attempt<'_> {
     /// heard of last. A function that never asks whether it is to end has its grace only if `runs_on`, until the run is stopped. Answers
     /// whether any rank heard that it is to end.
     async fn stop(&mut self, events: &mut Events, grace: Duration, runs_on: bool) -> bool {
-        let (mut was_heard, mut ends_now) = (false, !runs_on);
+        let (mut was_heard, mut ends_now, mut unread) = (false, !runs_on, UNREAD);
         for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, *limits::KILLED)] {
             let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
             if signal == Signal::KILL {
@@ -334,10 +354,13 @@ impl Attempt<'_> {
                             self.looked_up(node, &answer);
                         }
                         Some(removed) = self.checkpoints.removals.running.next(), if !self.checkpoints.removals.running.is_empty() => self.removed(removed),
-                        // Who does not read does not keep the ranks from their end.
-                        room = tokio::time::timeout(UNREAD, output.reserve()), if self.showing.unshown.is_some() => match room {
-                            Ok(room) => drop(self.show(room)),
-                            Err(_) => self.showing.unshown = None,
+                        // Who does not read does not keep the ranks from their end: once, and not again for each part.
+                        room = tokio::time::timeout(unread, output.reserve()), if self.showing.unshown.is_some() => match room {
+                            Ok(room) => {
+                                unread = UNREAD;
+                                drop(self.show(room));
+                            }
+                            Err(_) => (self.showing.unshown, unread) = (None, Duration::ZERO),
                         },
                         heard = events.next(), if self.showing.unshown.is_none() && self.ranks.left > 0 => drop(self.hear(heard)),
                     }
@@ -380,6 +403,8 @@ impl Attempt<'_> {
                 self.tell_one(rank, id, &Answer(Err(ReportError::Over)));
             }
             Ok(Event::Report(report)) => {
+                // Its ranks go on, so the checkpoint was not the last.
+                self.moves.leaves_at = self.moves.leaves_at.map(|_| Instant::now());
                 let (step, before) = self.reports.report(rank, report);
                 for Report { id, .. } in before {
                     self.tell_one(rank, id, &Answer(Err(ReportError::Overtaken)));
@@ -404,33 +429,33 @@ impl Attempt<'_> {
                 if !outcome.is_success() {
                     self.ranks.failures.push((rank, outcome));
                 }
-                self.reports_no_more(rank);
+                self.reports_no_more(rank, false);
             }
             Ok(Event::Failed(error)) => {
                 self.ranks.failed_calls.push((rank, error));
-                self.ended(rank);
+                self.ended(rank, false);
             }
             Err(error) => {
                 self.ranks.lost.push((rank, error));
-                self.ended(rank);
+                self.ended(rank, true);
             }
         }
         Ok(())
     }
 
     /// A rank has ended of which there is no more to say.
-    fn ended(&mut self, rank: usize) {
+    fn ended(&mut self, rank: usize, is_lost: bool) {
         self.ranks.left -= 1;
         self.showing.unshown = Some(Message::Ended(rank as u32, None));
-        self.reports_no_more(rank);
+        self.reports_no_more(rank, is_lost);
     }
 
     /// What a function has left running may still wait with a report.
-    fn reports_no_more(&mut self, rank: usize) {
+    fn reports_no_more(&mut self, rank: usize, is_lost: bool) {
         for Report { id, .. } in self.reports.left(rank) {
             self.tell_one(rank, id, &Answer(Err(ReportError::Over)));
         }
-        let step = self.reports.end(rank);
+        let step = if is_lost { self.reports.lose(rank) } else { self.reports.end(rank) };
         self.answer(step);
     }
 
@@ -494,6 +519,12 @@ impl Attempt<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_may_end_after_a_checkpoint_in_a_tenth_of_the_time_that_it_took_within_limits() {
+        let after = |took| time_to_end(Duration::from_secs(took)).as_secs();
+        assert_eq!([after(0), after(50), after(100), after(300), after(3600)], [5, 5, 10, 30, 30]);
+    }
 
     #[test]
     fn ranks_that_must_leave_have_their_grace_and_a_checkpoint_half_of_the_time_at_least() {

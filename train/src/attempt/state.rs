@@ -60,9 +60,9 @@ pub(super) struct Moves {
     pub drained: Option<Drained>,
     /// When its ranks are asked to end, if no checkpoint has come by then.
     pub asked_at: Option<Instant>,
-    /// It has a checkpoint to go on from elsewhere, or with more ranks: what is being stored is the last, and what is
-    /// reported now waits.
-    pub leaves: bool,
+    /// It has a checkpoint to go on from elsewhere, or with more ranks, and goes then: what is reported now waits. It may have been the
+    /// last, so ranks that have nothing left to do may end until then.
+    pub leaves_at: Option<Instant>,
 }
 
 impl Moves {
@@ -72,7 +72,7 @@ impl Moves {
             grows_to: None,
             drained: None,
             asked_at: None,
-            leaves: false,
+            leaves_at: None,
         }
     }
 }
@@ -88,6 +88,8 @@ pub(super) struct Checkpoints {
     pub began_with_one: bool,
     /// Whether there is a newer one than that which ranks began with.
     pub has_stored: bool,
+    /// When the newest was stored, or when the ranks began.
+    pub stored_at: Instant,
     /// The one that is being written, and who waits for it.
     pub saves: FuturesUnordered<BoxFuture<'static, Saved>>,
     /// Reports with the next ones, which wait for that: ranks have only so many calls at a time, and must hear of a stop.
@@ -130,6 +132,7 @@ impl Checkpoints {
             next: stored.next,
             began_with_one: stored.checkpoints.iter().any(|at| !at.is_empty()),
             has_stored: false,
+            stored_at: Instant::now(),
             saves: FuturesUnordered::new(),
             held: VecDeque::new(),
             not_stored: None,
