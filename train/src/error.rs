@@ -201,8 +201,12 @@ impl TrainError {
     pub(crate) fn may_pass(&self, retry_exceptions: bool) -> bool {
         match self {
             TrainError::RankFailed { python_error, .. } => retry_exceptions || python_error.is_none(),
-            TrainError::FunctionFailed { cause, .. } if is_final(cause) => false,
-            TrainError::FunctionFailed { cause, .. } => retry_exceptions || is_loss(cause),
+            TrainError::FunctionFailed { cause, .. } => {
+                // What it called may have failed, and not itself.
+                let passed_on = cause.application::<wingbeat::Error>();
+                let cause = passed_on.as_ref().unwrap_or(cause);
+                !is_final(cause) && (retry_exceptions || is_loss(cause))
+            }
             TrainError::Runtime(error) if is_final(error) => false,
             TrainError::RankLost { .. }
             | TrainError::Hangs { .. }

@@ -2,7 +2,7 @@
 //!
 //! Pure: it is told what ranks do, and answers what to tell them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::process::Report;
 
@@ -14,6 +14,8 @@ pub(crate) struct Reports {
     waiting: BTreeMap<usize, Vec<Report>>,
     /// Whether each rank has ended.
     ended: Vec<bool>,
+    /// Those that have not ended by themselves: with their node, or their process.
+    lost: BTreeSet<usize>,
     /// How many reports each rank has made that are complete.
     complete: u64,
 }
@@ -31,7 +33,7 @@ pub(crate) enum Step {
 
 impl Reports {
     pub(crate) fn of(ranks: usize) -> Reports {
-        Reports { waiting: BTreeMap::new(), ended: vec![false; ranks], complete: 0 }
+        Reports { waiting: BTreeMap::new(), ended: vec![false; ranks], lost: BTreeSet::new(), complete: 0 }
     }
 
     /// A rank has reported. If it waits with another report already, and neither comes from the middle of the other, nobody
@@ -73,7 +75,13 @@ impl Reports {
         self.step()
     }
 
-    /// Whether it has.
+    /// A rank is gone, which is no fault of how it reports.
+    pub(crate) fn lose(&mut self, rank: usize) -> Step {
+        self.lost.insert(rank);
+        self.end(rank)
+    }
+
+    /// Whether it has ended.
     pub(crate) fn has_ended(&self, rank: usize) -> bool {
         self.ended.get(rank).copied().unwrap_or(false)
     }
@@ -102,11 +110,20 @@ impl Reports {
         if ended.is_empty() {
             return Step::Wait;
         }
-        let why = format!(
-            "{} ended without this report, after {} that every rank has made: that is where the fault is; every rank must report equally often",
-            crate::shown::ranks(&ended),
-            self.complete
-        );
+        let why = match self.lost.is_empty() {
+            false => {
+                let lost: Vec<usize> = self.lost.iter().copied().collect();
+                format!(
+                    "{} was lost before this report: the run goes on without it, or ends",
+                    crate::shown::ranks(&lost)
+                )
+            }
+            true => format!(
+                "{} ended without this report, after {} that every rank has made: that is where the fault is; every rank must report equally often",
+                crate::shown::ranks(&ended),
+                self.complete
+            ),
+        };
         let waiting = std::mem::take(&mut self.waiting);
         let refused =
             waiting.into_iter().flat_map(|(rank, reports)| reports.into_iter().map(move |report| (rank, report)));
@@ -139,6 +156,14 @@ mod tests {
         let Step::Refuse(refused, why) = reports.end(2) else { panic!("it waits in vain") };
         assert!(refused == [(0, report(1))] && why.starts_with("rank 2 ended without this report, after 0 "), "{why}");
         assert!(matches!(reports.report(1, report(1)).0, Step::Refuse(..)), "and so does who comes later");
+    }
+
+    #[test]
+    fn who_waits_for_a_rank_that_is_lost_is_not_told_that_the_script_is_at_fault() {
+        let mut reports = Reports::of(2);
+        assert_eq!(reports.report(0, report(1)).0, Step::Wait);
+        let Step::Refuse(refused, why) = reports.lose(1) else { panic!("it waits in vain") };
+        assert!(refused == [(0, report(1))] && why.starts_with("rank 1 was lost before this report"), "{why}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use wingbeat::ObjectRef;
 use crate::environment::Layout;
 use crate::error::TrainError;
 use crate::output::{ByLine, Line, RankOutput};
+use crate::own_runtime::in_a_runtime;
 use crate::plan::{Backend, Plan, Program, Returns, Shipped};
 use crate::printer::Shared;
 use crate::process::{Stdin, Target};
@@ -333,7 +334,7 @@ impl TorchTrainer {
         if self.plan.stdin_is_lost {
             (self.plan.on_notice)("standard input is a socket, which no other process can open: rank 0 reads nothing");
         }
-        self.plan.fit().await
+        in_a_runtime(self.plan.fit()).await?
     }
 }
 

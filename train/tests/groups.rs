@@ -38,8 +38,7 @@ fn run(trainer: TorchTrainer) -> (Result<wingbeat_train::TrainResult, TrainError
     let lines = Arc::new(Mutex::new(Vec::new()));
     let seen = lines.clone();
     let trainer = trainer.on_output(move |rank, line| seen.lock().unwrap().push(format!("{rank}: {}", line.text)));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let result = runtime.block_on(trainer.fit());
+    let result = wingbeat::block_on(trainer.fit());
     let mut lines = lines.lock().unwrap().clone();
     lines.sort();
     (result, lines)
