@@ -68,6 +68,27 @@ def test_a_rank_that_ends_early_fails_the_reports_of_others(run, write, cluster)
     assert "ReportError: rank 1 ended without this report" in done.stderr
 
 
+def test_a_report_that_cannot_be_read_is_refused_and_the_next_is_taken(run, write, cluster, tmp_path):
+    script = write("odd.py", """
+        import os, sys
+        from wingbeat import train
+
+        odd = os.fsencode(sys.argv[1]) + b"/state-\\xff"  # no UTF-8
+        os.mkdir(odd)
+        for refused in ({"metrics": {"x": 1}, "checkpoint": os.fsdecode(odd)}, {"metrics": {"x" * (17 << 20): 1}}):
+            try:
+                train.report(**refused)
+            except train.ReportError as error:
+                print(error)
+        train.report({"x": 2})
+    """)
+    done = run("train", "--unprefixed", script, "--", tmp_path, env=cluster)
+    first, second = done.stdout.splitlines()
+    assert "surrogate" in first or "unicode" in first.lower() or "escape" in first, first
+    assert "may take 16,777,216" in second
+    assert done.stderr.endswith("attempt 1, x 2\n")
+
+
 # py-spy is beside the tests' own interpreter, and not beside the one that it was made from.
 @pytest.mark.parametrize("options", [(), ("--cold",), ("--cold", "--python", BASE)], ids=["forked", "cold", "no py-spy"])
 def test_a_hang_is_seen_and_the_rank_that_lags_is_named(run, write, cluster, options):

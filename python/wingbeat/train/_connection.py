@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 SOCKET = "WINGBEAT_RANK_SOCKET"
+LONGEST = 16 << 20
 
 
 class ReportError(RuntimeError):
@@ -51,14 +52,23 @@ class Connection:
                     return other.ask({**message, "nested": True}, payload)
                 finally:
                     other.close()
+            if payload is not None:
+                message = {**message, "bytes": len(payload)}
+            asked = json.dumps(message).encode() + b"\n"
+            if len(asked) > LONGEST:
+                raise ReportError(f"a report takes {len(asked):,} bytes, and may take {LONGEST:,}: report fewer metrics")
             self.is_asking = True
             try:
-                if payload is not None:
-                    message = {**message, "bytes": len(payload)}
-                self.socket.sendall(json.dumps(message).encode() + b"\n")
+                self.socket.sendall(asked)
                 if payload is not None:
                     self.socket.sendall(payload)
                 line = self.answers.readline()
+            except OSError as error:
+                _connected.clear()
+                self.close()
+                if error.errno is None:  # no socket's: a signal's handler has raised it, as TimeoutError
+                    raise
+                raise ReportError(f"the run does not answer: {error}") from error
             except BaseException:  # a signal's handler has raised: the answer would be taken for that of the next message
                 _connected.clear()
                 self.close()  # which withdraws it
@@ -66,6 +76,8 @@ class Connection:
             finally:
                 self.is_asking = False
         if not line:
+            _connected.clear()  # the next one asks anew
+            self.close()
             raise ReportError("the run has ended")
         answer = json.loads(line)
         if "error" in answer:
@@ -86,5 +98,8 @@ def connection() -> Connection:
     pid = os.getpid()
     if pid not in _connected:
         _connected.clear()
-        _connected[pid] = Connection(os.environ[SOCKET])
+        try:
+            _connected[pid] = Connection(os.environ[SOCKET])
+        except OSError as error:
+            raise ReportError(f"the run does not answer: {error}") from error
     return _connected[pid]

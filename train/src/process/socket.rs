@@ -70,7 +70,7 @@ impl Listener {
         let (over, runs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let over = &over;
         std::thread::scope(|scope| {
-            let runs = runs; // dropped however this ends, so that the others end
+            let over_with = Over { runs: Some(runs), answers }; // dropped however this ends, so that the others end
             std::thread::Builder::new().name("reports".into()).spawn_scoped(scope, move || {
                 while is_ready(&self.listener, over) {
                     let Ok((stream, _)) = self.listener.accept() else { break };
@@ -80,10 +80,22 @@ impl Listener {
                 }
             })?;
             let done = work();
-            drop(runs);
-            answers.close();
+            drop(over_with);
             done
         })
+    }
+}
+
+/// When it is dropped, nothing more is heard or answered.
+struct Over<'a> {
+    runs: Option<OwnedFd>,
+    answers: &'a Answers,
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.runs = None;
+        self.answers.close();
     }
 }
 
@@ -106,11 +118,16 @@ fn hear(stream: &UnixStream, over: &OwnedFd, answers: &Answers, events: &mpsc::S
         return;
     }
     let mut reader = BufReader::new(stream);
-    while !reader.buffer().is_empty() || is_ready(stream, over) {
+    let mut is_cut = false;
+    while !is_cut && (!reader.buffer().is_empty() || is_ready(stream, over)) {
         let answered = match next(&mut reader) {
             Ok(Some(message)) => respond(message, stream, answers, events),
             Ok(None) => return,
-            Err(error) => Answer(Err(ReportError::Invalid(error.to_string()))),
+            Err(error) => {
+                // What follows a whole line that makes no sense is the next message; of one that is cut, nobody knows.
+                is_cut = error.kind() != ErrorKind::InvalidInput;
+                Answer(Err(ReportError::Invalid(error.to_string())))
+            }
         };
         let Ok(mut line) = serde_json::to_vec(&match answered {
             Answer(Ok(value)) => serde_json::json!({ "ok": value }),
@@ -131,8 +148,12 @@ fn next(reader: &mut BufReader<&UnixStream>) -> std::io::Result<Option<(Message,
     if reader.by_ref().take(LINE_LIMIT).read_line(&mut line)? == 0 {
         return Ok(None);
     }
+    if !line.ends_with('\n') {
+        let why = format!("a message is cut, or its line is longer than {LINE_LIMIT} bytes");
+        return Err(Error::new(ErrorKind::UnexpectedEof, why));
+    }
     let message: Message =
-        serde_json::from_str(&line).map_err(|error| Error::new(ErrorKind::InvalidData, error.to_string()))?;
+        serde_json::from_str(&line).map_err(|error| Error::new(ErrorKind::InvalidInput, error.to_string()))?;
     let mut bytes = Vec::new();
     if let Message::Returned { bytes: length } | Message::Raised { bytes: length } = message {
         reader.by_ref().take(length as u64).read_to_end(&mut bytes)?;
