@@ -160,7 +160,12 @@ pub(crate) async fn status(args: StatusArgs) -> Result<()> {
 
 pub(crate) async fn stop(args: StopArgs) -> Result<()> {
     let (mut head, address) = dial(&args.at).await?;
-    let standby = head.state(mux::within(LIMIT)).await.ok().and_then(|state| state.standby);
+    let standby = match head.state(mux::within(LIMIT)).await {
+        Ok(state) => state.standby,
+        // As below.
+        Err(RpcError::Shutdown | RpcError::Channel(_)) => None,
+        Err(error) => return Err(error).context("the head did not answer"),
+    };
     let stopped = || {
         say!("stopped the cluster of the head at {}", shown(&address));
         Ok(())

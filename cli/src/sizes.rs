@@ -108,6 +108,15 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
+/// `name=path`: what a file is called, and where it is.
+pub(crate) fn file(text: &str) -> Result<(String, String), String> {
+    let (name, path) = named(text, "NAME=PATH")?;
+    if path.is_empty() {
+        return Err(format!("there is no path behind the `=`; write {name}=PATH"));
+    }
+    Ok((name.to_owned(), path.to_owned()))
+}
+
 /// `key=value`, both names.
 pub(crate) fn label(text: &str) -> Result<(String, String), String> {
     let (key, value) = pair(text)?;
@@ -123,6 +132,14 @@ fn named<'a>(text: &'a str, form: &str) -> Result<(&'a str, &'a str), String> {
     }
     names::check(name).map_err(|why| format!("{}: {why}", names::shortened(name)))?;
     Ok((name, value))
+}
+
+/// The name of a namespace. A variable of a script that was not set names none.
+pub(crate) fn namespace(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err("it is empty; write the name of a namespace".into());
+    }
+    names::check(text).map(|()| text.to_owned()).map_err(|why| format!("{}: {why}", names::shortened(text)))
 }
 
 /// The first name that was given twice.
@@ -167,6 +184,20 @@ mod tests {
         assert_eq!(shown(1536), "1.5 KiB");
         assert_eq!(duration("1h 30min"), Ok(std::time::Duration::from_secs(5_400)));
         assert!(duration("soon").is_err());
+    }
+
+    #[test]
+    fn a_namespace_has_a_name() {
+        assert_eq!(namespace("team-a"), Ok("team-a".into()));
+        assert!(namespace("").unwrap_err().contains("empty") && namespace(" ").is_err());
+    }
+
+    #[test]
+    fn a_file_has_a_name_and_a_path() {
+        assert_eq!(file("settings=a=b.json"), Ok(("settings".into(), "a=b.json".into())));
+        for text in ["settings.json", "settings=", "=settings.json"] {
+            assert!(file(text).unwrap_err().contains("=PATH"), "{text}");
+        }
     }
 
     #[test]

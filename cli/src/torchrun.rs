@@ -369,7 +369,7 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
     let there = largest(all.iter().filter(|node| node.draining.is_none()).map(|node| &node.resources), nodes);
     let of = |kind: &str, counts: Vec<u32>| match counts.as_slice() {
         [first, rest @ ..] if rest.iter().all(|other| other == first) && *first > 0 => Ok(*first),
-        [] | [0, ..] => bail!("--nproc-per-node {text}: there is no {kind}"),
+        [] | [0, ..] => bail!("--nproc-per-node {text}: there is no {kind} on nodes that take work"),
         counts => bail!("--nproc-per-node {text}: nodes differ, with {counts:?} {kind}s; name a number"),
     };
     let gpus: Vec<u32> = there.iter().map(|(gpus, _)| *gpus).collect();

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +18,7 @@ use wingbeat_train::{
     TrainError, TrainResult,
 };
 
+use crate::aside::Aside;
 use crate::joining::Joining;
 use crate::progress::{self, Progress};
 use crate::rank_logs;
@@ -62,8 +65,8 @@ pub(crate) struct TrainArgs {
     /// A variable of every rank's environment, as KEY=VALUE; may be repeated.
     #[arg(long = "env", value_parser = sizes::pair)]
     env: Vec<(String, String)>,
-    /// A small file that travels to every rank, as NAME=PATH; {file:NAME} in the script's arguments is where it lies there.
-    #[arg(long = "file", value_parser = sizes::pair, value_name = "NAME=PATH")]
+    /// A file of 16 MiB at most that travels to every rank, as NAME=PATH; {file:NAME} in the script's arguments is where it lies there.
+    #[arg(long = "file", value_parser = sizes::file, value_name = "NAME=PATH")]
     files: Vec<(String, String)>,
     /// Memory that is reserved for each rank, such as 16GiB.
     #[arg(long, value_parser = sizes::some_bytes, value_name = "SIZE")]
@@ -270,7 +273,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         trainer = trainer.working_dir(folder);
     }
     for (name, path) in &args.files {
-        trainer = trainer.file(name, std::fs::read(path).with_context(|| format!("reading {path}"))?);
+        trainer = trainer.file(name, small_file(path)?);
     }
     let progress = Progress::new(!args.unprefixed)?;
     let (notices, told) = (progress.clone(), progress.clone());
@@ -296,6 +299,9 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         }
     }
     for (name, value) in &args.env {
+        if OF_EACH_RANK.contains(&name.as_str()) {
+            progress.notice(&format!("--env {name}={value}: every rank gets this in place of its own {name}"));
+        }
         trainer = trainer.env(name, value);
     }
     let session = init.await?;
@@ -318,6 +324,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
                 }
                 tell_in(dir, "result.json", finished(&result).to_string().as_bytes());
             }
+            ALL_IS_KEPT.store(true, Ordering::Relaxed);
             notice!(
                 "wingbeat train: {} done in {:.1} s, attempt {}{}",
                 progress::counted(result.ranks),
@@ -340,7 +347,6 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
             }
         }
         End::Failed(error, signal) => {
-            fail!("{error}");
             if let Some(dir) = &args.results {
                 tell_in(dir, "error.json", described(&error).to_string().as_bytes());
                 if let TrainError::RankFailed { python_error: Some(raised), .. } = &error
@@ -348,6 +354,15 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
                 {
                     tell_in(dir, "raised.pickle", pickled);
                 }
+            }
+            ALL_IS_KEPT.store(true, Ordering::Relaxed);
+            // Nobody may read any more, and whoever sent a signal wants this process to end.
+            match signal.and_then(|_| Aside::start(|text: String| fail!("{text}")).ok()) {
+                Some(aside) => {
+                    aside.tell(error.to_string());
+                    aside.end();
+                }
+                None => fail!("{error}"),
             }
             // The script's own exit code is what a caller of the script would see, unless this command says something else with it.
             let code = match &error {
@@ -362,6 +377,26 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
     }
 }
 
+/// What `--file` may hold: it travels in the message that starts a rank.
+const SMALL_FILE: u64 = 16 << 20;
+/// Variables that tell each rank something else, or where it finds the others.
+const OF_EACH_RANK: [&str; 7] =
+    ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"];
+
+/// The file of a `--file`. A device or a pipe may have no end.
+fn small_file(path: &str) -> Result<Vec<u8>> {
+    let mut content = Vec::new();
+    let file = File::open(path).with_context(|| format!("--file: opening {path}"))?;
+    file.take(SMALL_FILE + 1).read_to_end(&mut content).with_context(|| format!("--file: reading {path}"))?;
+    if content.len() as u64 > SMALL_FILE {
+        bail!(
+            "--file: {path} is larger than {}: give its path where every node has it, or ship its folder with --working-dir",
+            sizes::shown(SMALL_FILE)
+        );
+    }
+    Ok(content)
+}
+
 /// Writes a file for whoever has started this, whole or not at all. A run does not fail because a disk is full at its end: what came of
 /// it is said here, too.
 fn tell_in(folder: &Path, name: &str, bytes: &[u8]) {
@@ -370,6 +405,9 @@ fn tell_in(folder: &Path, name: &str, bytes: &[u8]) {
         note!("wingbeat train: {} could not be written: {error}", path.display());
     }
 }
+
+/// The run is over, and what came of it is written where it was asked for: only what nobody may read is left.
+static ALL_IS_KEPT: AtomicBool = AtomicBool::new(false);
 
 /// How a run has ended.
 pub(crate) enum End {
@@ -385,8 +423,8 @@ pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: Heard
     let (told, stopper, heard) = (asked.clone(), trainer.stopper(), signals);
     let listens = std::thread::Builder::new().name("signals".into()).spawn(move || {
         heard.block_on_each(|signal, is_again| {
-            if is_again {
-                // Whoever sends a second one wants this process gone.
+            if is_again || ALL_IS_KEPT.load(Ordering::Relaxed) {
+                // Whoever sends a second one wants this process gone. Of a run that is over, only what nobody reads is left.
                 std::process::exit(i32::from(stopped_by(Some(signal.number))));
             }
             told.store(signal.number, Ordering::Relaxed);

@@ -64,12 +64,13 @@ pub(crate) struct DrainArgs {
 #[command(verbatim_doc_comment)]
 pub(crate) struct QuotaArgs {
     /// The namespace.
+    #[arg(value_parser = sizes::namespace)]
     namespace: Option<String>,
     /// Amounts, as NAME=AMOUNT.
     #[arg(value_parser = sizes::resource)]
     limits: Vec<(String, f64)>,
     /// No limit any more.
-    #[arg(long, conflicts_with = "limits")]
+    #[arg(long, conflicts_with = "limits", requires = "namespace")]
     remove: bool,
     #[command(flatten)]
     at: Where,

@@ -420,3 +420,26 @@ def test_nothing_of_a_run_stays_where_an_attempt_was(binary, run, write, own_clu
     go.touch()
     assert running.end() == 0, running.said
     assert not list(copies.glob("run-*"))
+
+
+def test_a_run_whose_errors_nobody_reads_ends_after_one_signal(binary, write, cluster):
+    script = write("floods.py", """
+        import os, signal, sys
+
+        def save(number, frame):
+            for _ in range(64):  # more than a pipe holds, and more than waits on its way
+                os.write(2, b"x" * (1 << 16))
+            os.write(1, b"saved\\n")
+            sys.exit(3)
+
+        signal.signal(signal.SIGTERM, save)
+        os.write(1, b"begun\\n")
+        signal.pause()
+    """)
+    command = [binary, "train", "--unprefixed", "--grace", "5min", script]
+    running = subprocess.Popen(list(map(str, command)), env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout.readline() == "begun\n"
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(DEADLINE_SECONDS) == 128 + signal.SIGTERM
+    running.stdout.close()
+    running.stderr.close()

@@ -104,3 +104,12 @@ def test_only_named_signals_are_passed_on(binary, write, cluster):
     assert running.stdout.read() == "got SIGUSR1\n"
     running.stdout.close()
     assert running.wait() == 1
+
+
+def test_a_file_without_an_end_is_refused_and_a_rank_s_own_variable_is_named(run, write, cluster, tmp_path):
+    script = write("dump.py", DUMP)
+    endless = run("train", "--file", "settings=/dev/zero", script, env=cluster, code=1)
+    assert "/dev/zero is larger than 16" in endless.stderr
+    done = run("train", "--env", "GROUP_RANK=7", "--env", "OURS=7", "--unprefixed", script, env=cluster)
+    assert "--env GROUP_RANK=7: every rank gets this in place of its own GROUP_RANK" in done.stderr
+    assert "OURS" not in done.stderr
