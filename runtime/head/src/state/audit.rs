@@ -222,6 +222,7 @@ impl State {
             let fits = |node: &&Node| {
                 node.may_serve(shape)
                     && requirements.iter().any(|asked| node.cost_of(asked).is_some())
+                    && !self.is_unfit(node, waiter)
                     && !self.is_kept_for_another(node, waiter)
             };
             let node = self.nodes.iter().find(fits)?;

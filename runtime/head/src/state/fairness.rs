@@ -293,7 +293,7 @@ impl State {
         let mut best: Option<(NodeId, Vec<LeaseId>, ResourceSet)> = None;
         for (slot, node) in self.nodes.going_round(cursor) {
             let is_kept = self.reservations.on(node.info.id).is_some_and(|other| other != waiter);
-            if is_kept || !self.is_candidate(node, requirements, shape) {
+            if is_kept || self.is_unfit(node, waiter) || !self.is_candidate(node, requirements, shape) {
                 continue;
             }
             looked_at += 1;

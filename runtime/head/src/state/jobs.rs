@@ -130,6 +130,7 @@ impl State {
             && let Some(job) = self.jobs.remove(&id)
         {
             self.drivers.remove(&job.spec.driver.process);
+            self.unfit.forget_job(id);
             self.record(Fact::JobGone(id));
             // Those that kept it for a detached actor, or heard of it only then.
             for node in self.nodes.ids() {

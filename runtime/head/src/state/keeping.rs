@@ -142,7 +142,7 @@ impl State {
         for (slot, node) in self.nodes.going_round(cursor) {
             let is_taken = self.reservations.by_node.get(&node.info.id).is_some_and(|other| other.hungry.is_some());
             // A more fleeting reservation yields.
-            if is_taken || !self.is_candidate(node, requirements, &shape) {
+            if is_taken || self.is_unfit(node, waiter) || !self.is_candidate(node, requirements, &shape) {
                 continue;
             }
             looked_at += 1;

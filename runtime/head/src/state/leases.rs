@@ -17,9 +17,6 @@ use super::queue::Waiter;
 use super::shapes::ShapeId;
 use super::{Millis, State};
 
-/// Failures to start a worker process, one after another, after which its tasks fail too.
-const GIVE_UP_AFTER: u32 = 3;
-
 pub(super) struct Demand {
     pub wanted: u32,
     pub name: String,
@@ -244,6 +241,9 @@ impl State {
         let (holder, node, job, ending) = (lease.holder, lease.taken.node, lease.job, lease.is_ending());
         let was_before = lease.was_before;
         self.worker_known(worker.process, job, node);
+        if let Holder::Tasks(_) = holder {
+            self.starts_on(node, job);
+        }
         if ending {
             return;
         }
@@ -273,17 +273,21 @@ impl State {
 
     pub(super) fn lease_failed(&mut self, id: LeaseId, error: Error) {
         let Some(lease) = self.leases.leases.get(&id) else { return };
-        let (holder, ending) = (lease.holder, lease.is_ending());
+        let (holder, node, job, ending) = (lease.holder, lease.taken.node, lease.job, lease.is_ending());
         self.forget_lease(id);
         match holder {
-            Holder::Actor(actor) => self.actor_failed_to_start(actor, id, error),
+            Holder::Actor(actor) => self.actor_failed_to_start(actor, id, Some(node), error),
             // Nobody wanted it any more.
             Holder::Tasks(_) if ending => {}
             Holder::Nobody => {}
             Holder::Tasks(asker) => {
                 let Some(demand) = self.leases.demands.get_mut(&asker) else { return };
                 demand.failures += 1;
-                if demand.failures >= GIVE_UP_AFTER {
+                let seen = demand.failures;
+                // What runs well elsewhere goes on.
+                let is_served = demand.held.len() as u32 > demand.starting;
+                let is_tried_again = self.start_failed(node, Waiter::Tasks(asker.0, asker.1), seen, &error);
+                if !is_tried_again && !(is_served && self.unfit.rests(node, job)) {
                     self.refuse_demand(&asker, error);
                 }
             }
@@ -528,7 +532,7 @@ impl State {
 
 impl Taken {
     /// Its CPUs alone.
-    fn cpus(&self) -> ResourceSet {
+    pub(super) fn cpus(&self) -> ResourceSet {
         ResourceSet::cpus(self.resources.get(CPU))
     }
 }

@@ -9,6 +9,7 @@
 //! - `jobs`, `processes`: who has connected, what runs for whom, and what ends with them; `departed`: those that have ended.
 //! - `hears`: what the head is told by whom.
 //! - `lease`: the life of one; `leases`: who wants how many leases, and how a lease ends.
+//! - `unfit`: nodes on which a job's program cannot be started.
 //! - `fairness`: whose leases are recalled for whom; `keeping`: room for those who wait long.
 //! - `quotas`: what a namespace may hold.
 //! - `actors`: the lives of actors, and their names.
@@ -43,6 +44,7 @@ mod queue;
 mod quotas;
 mod recovery;
 mod shapes;
+mod unfit;
 mod waits;
 mod why;
 
@@ -71,6 +73,7 @@ use queue::Queue;
 use quotas::Quotas;
 pub(crate) use recovery::Absentee;
 use shapes::Shapes;
+use unfit::Unfit;
 use waits::Waits;
 
 /// Milliseconds since the head started.
@@ -153,6 +156,8 @@ pub struct State {
     leases: Leases,
     /// Living actors, and why the latest dead ones are dead.
     actors: Actors,
+    /// Nodes on which jobs could not be started.
+    unfit: Unfit,
     /// Executions that wait, until they go on or their process is gone.
     waits: Waits,
     /// Counts changes of which jobs have detached actors.
@@ -203,6 +208,7 @@ impl State {
             departed: Departed::default(),
             leases: Leases::new(first_lease),
             actors: Actors::default(),
+            unfit: Unfit::default(),
             waits: Waits::default(),
             programs_version: 0,
             draining: BTreeSet::new(),
@@ -259,6 +265,7 @@ impl State {
     fn tick(&mut self) {
         self.end_recovery_when_due();
         self.wake_the_rested();
+        self.end_rests_of_nodes();
         self.enforce_drains();
         self.searches = gangs::Budget::default();
         if self.reservations.is_empty() {
@@ -282,7 +289,7 @@ impl State {
         let suspects = self.waits.has_suspects().then_some(TICK);
         let patient_since = self.now.checked_sub(PATIENCE).map_or(0, |at| at + 1);
         let patience_ends = self.queue.hungry_from(patient_since).map(|since| since + PATIENCE);
-        let at = [self.actors.rest_ends(), self.drain_deadline(), self.recovery_ends(), patience_ends];
+        let at = [self.actors.rest_ends(), self.unfit.rest_ends(), self.drain_deadline(), self.recovery_ends(), patience_ends];
         let due = at.into_iter().flatten().min().map(|at| at.saturating_sub(self.now).max(1));
         [waiting, suspects, due].into_iter().flatten().min()
     }

@@ -48,7 +48,10 @@ impl State {
             match self.try_to_place(waiter) {
                 Attempt::Done => {}
                 Attempt::HeldBack(hold) => self.queue.park(waiter, hold),
-                Attempt::NoRoom if self.reservations.is_empty() => self.queue.block_for_all(class),
+                // Where nothing is kept from anybody, who comes next has no more room.
+                Attempt::NoRoom if self.reservations.is_empty() && self.unfit.is_empty() => {
+                    self.queue.block_for_all(class)
+                }
                 Attempt::NoRoom => {
                     self.queue.block(class);
                     // Room that is kept for somebody further back in the class is room for that one alone.
@@ -144,8 +147,12 @@ impl State {
             return Some(Site::Bundle(group, index, node));
         }
         let standing = self.queue.standing(waiter);
-        let reservations = &self.reservations;
-        let is_free = |node: &Node| allowed(node) && !reservations.is_against(node, waiter, standing, &shape.resources);
+        let (reservations, unfit, job) = (&self.reservations, &self.unfit, self.job_of_waiter(waiter));
+        let is_free = |node: &Node| {
+            allowed(node)
+                && !job.is_some_and(|job| unfit.rests(node.info.id, job))
+                && !reservations.is_against(node, waiter, standing, &shape.resources)
+        };
         let requirements = self.shapes.requirements(id);
         if let Strategy::Node { node: wanted, soft } = shape.strategy {
             let there = self.nodes.get(wanted).filter(|node| {

@@ -52,6 +52,7 @@ impl State {
         }
         self.draining.remove(&id);
         self.reservation_lost(id);
+        self.unfit.forget_node(id);
         self.bundles_lost(node.bundles);
         self.actors_lost_with(&of_actors, id, why);
         self.worker_jobs.retain(|process, (job, of)| {

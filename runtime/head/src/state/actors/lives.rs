@@ -15,6 +15,7 @@ use crate::state::facts::Fact;
 use crate::state::lease::Holder;
 use crate::state::placing::Attempt;
 use crate::state::queue::{Class, Waiter};
+use crate::state::unfit::GIVE_UP_AFTER;
 
 /// Why a lease ends whose actor has a later life.
 const LATER_LIFE: &str = "a later life of its actor is known";
@@ -314,11 +315,22 @@ impl State {
                 actor.failures = 0;
                 actor.phase = Phase::Alive { lease, node, address: address.clone(), pid: *pid };
                 actor.since = self.now;
-                let draining = actor.terminating.clone();
+                let (draining, job) = (actor.terminating.clone(), actor.spec.job);
+                self.starts_on(node, job);
                 self.announce_actor(id);
                 if let Some(by) = draining {
                     self.order(node, NodeMessage::DrainActor { lease, by });
                 }
+            }
+            // Its arguments could not be had, there or then. Of those that are refs, the error may be their own: then each life ends so.
+            Err(
+                error @ (Error::StoreFull { .. }
+                | Error::ObjectUnavailable { .. }
+                | Error::OutOfDescriptors { .. }
+                | Error::ContactLost { .. }),
+            ) => {
+                self.live_again_or_die(id, error);
+                self.end_lease(lease, Some("the arguments of the actor's constructor could not be had".into()));
             }
             Err(error) => {
                 self.bury_actor(id, error);
@@ -328,19 +340,31 @@ impl State {
     }
 
     /// The node could not start a process for it, or the process was gone before the constructor began.
-    pub(in crate::state) fn actor_failed_to_start(&mut self, id: ActorId, failed: LeaseId, error: Error) {
+    pub(in crate::state) fn actor_failed_to_start(
+        &mut self,
+        id: ActorId,
+        failed: LeaseId,
+        not_on: Option<NodeId>,
+        error: Error,
+    ) {
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         // The lease may be that of a life that was ended before.
         if actor.lease() != Some(failed) {
             return;
         }
         actor.failures += 1;
+        let seen = actor.failures;
         if let Some(by) = actor.terminating.clone() {
             return self.bury_actor(id, Error::ActorEnded { by });
         }
-        if actor.failures >= GIVE_UP_AFTER {
+        let is_tried_again = match not_on {
+            Some(node) => self.start_failed(node, Waiter::Actor(id), seen, &error),
+            None => seen < GIVE_UP_AFTER,
+        };
+        if !is_tried_again {
             return self.bury_actor(id, error);
         }
+        let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         actor.phase = Phase::Pending { after: (actor.incarnation.0 > 0).then_some(error) };
         actor.since = self.now;
         self.wait_for_place(id);
@@ -359,7 +383,7 @@ impl State {
             self.live_again_or_die(id, cause);
         } else {
             // It was given to a process that was dying already, or that died of something else than of this actor.
-            self.actor_failed_to_start(id, lease, cause);
+            self.actor_failed_to_start(id, lease, None, cause);
         }
     }
 

@@ -21,9 +21,6 @@ use super::{Millis, after};
 
 /// Dead actors that are remembered, so that whoever asks late learns the cause.
 const TOMBSTONES: usize = 10_000;
-/// Failures to give it a worker process, one after another, after which an actor is given up. They are the
-/// node's failures and cost it no restart.
-const GIVE_UP_AFTER: u32 = 3;
 /// A life that was shorter than this counts as quick; the first quick one is followed by the next at once.
 const QUICK_MS: Millis = 1_000;
 /// The pause after the second quick life in a row; it doubles with each further one, up to the limit.

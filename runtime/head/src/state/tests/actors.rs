@@ -317,6 +317,43 @@ fn an_actor_whose_worker_process_never_starts_is_given_up_however_often_it_may_r
 }
 
 #[test]
+fn an_actor_that_cannot_be_started_on_one_node_is_started_on_another() {
+    let mut bench = Bench::new(cpus(4.0));
+    bench.create(actor_of(DRIVER, 5), false).unwrap();
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+    bench.node(2, cpus(4.0));
+    for _ in 0..10 {
+        for start in bench.starts() {
+            let node = bench.state.node_of(start.lease).unwrap();
+            match node {
+                NodeId(1) => bench.says(node, HeadMessage::LeaseFailed { lease: start.lease, error: Error::NoSession }),
+                _ => bench.says(
+                    node,
+                    HeadMessage::LeaseReady { lease: start.lease, worker: address(worker_of(start.lease)), pid: 77 },
+                ),
+            }
+        }
+    }
+    assert!(cause(&bench.actor_states(DRIVER, 5)).is_none());
+    assert_eq!(bench.state.picture().actors[0].node, Some(NodeId(2)));
+}
+
+#[test]
+fn an_actor_whose_arguments_cannot_be_had_has_another_life_as_far_as_it_may() {
+    let mut bench = Bench::new(cpus(4.0));
+    bench.create(ActorSpec { max_restarts: 1, ..actor_of(DRIVER, 5) }, false).unwrap();
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+    for life in 0..2 {
+        bench.ready();
+        assert!(cause(&bench.actor_states(DRIVER, 5)).is_none());
+        let outcome = Err(Error::StoreFull { what: "an argument".into(), why: "a test".into() });
+        bench.says(NodeId(1), HeadMessage::ActorStarted { actor: ActorId(5), incarnation: Incarnation(life), outcome });
+    }
+    let died = cause(&bench.actor_states(DRIVER, 5)).unwrap().to_string();
+    assert!(died.contains("a test"), "{died}");
+}
+
+#[test]
 fn an_actor_whose_processes_die_before_its_constructor_begins_is_tried_again_and_then_given_up() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(actor_of(DRIVER, 5), false).unwrap();

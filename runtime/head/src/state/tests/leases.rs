@@ -202,6 +202,91 @@ fn processes_that_never_start_fail_the_demand_however_many_are_wanted() {
     }
 }
 
+/// The leases that are to be started, by node.
+fn starts_by_node(bench: &mut Bench) -> Vec<(NodeId, LeaseId)> {
+    let starts = bench.starts();
+    starts.iter().map(|start| (bench.state.node_of(start.lease).unwrap(), start.lease)).collect()
+}
+
+#[test]
+fn a_node_on_which_nothing_can_be_started_rests_while_another_can_serve() {
+    let (sick, well) = (NodeId(1), NodeId(2));
+    let mut bench = Bench::new(cpus(4.0));
+    bench.demand(DRIVER, cpus(1.0), 4);
+    let failed = |lease| HeadMessage::LeaseFailed { lease, error: Error::NoSession };
+    bench.node(2, cpus(1.0));
+    let mut failures = 0;
+    loop {
+        let starts = starts_by_node(&mut bench);
+        if starts.is_empty() {
+            break;
+        }
+        for (node, lease) in starts {
+            if node == well {
+                let ready = HeadMessage::LeaseReady { lease, worker: address(worker_of(lease)), pid: 77 };
+                bench.says(well, ready);
+            } else {
+                failures += 1;
+                bench.says(sick, failed(lease));
+            }
+        }
+        assert!(failures < 20, "it is tried for ever");
+    }
+    assert_eq!((bench.refused(DRIVER).len(), bench.granted(DRIVER).len()), (0, 1), "the other node serves");
+    let text = bench.state.explain(bench.now, Subject::Process(DRIVER)).unwrap().reasons.join("\n");
+    assert!(text.contains("could not start the program") && text.contains("tried again in 30 s"), "{text}");
+    // After its rest, one failure is enough.
+    bench.now += bench.state.next_tick().map(|_| 30_000).unwrap();
+    bench.step(Event::Tick);
+    let again = starts_by_node(&mut bench);
+    assert!(!again.is_empty() && again.iter().all(|(node, _)| *node == sick));
+    for (_, lease) in again {
+        bench.says(sick, failed(lease));
+    }
+    assert_eq!((bench.starts().len(), bench.refused(DRIVER).len()), (0, 0));
+    bench.now += 30_000;
+    bench.step(Event::Tick);
+    for (_, lease) in starts_by_node(&mut bench) {
+        bench.says(sick, HeadMessage::LeaseReady { lease, worker: address(worker_of(lease)), pid: 77 });
+    }
+    assert_eq!(bench.granted(DRIVER).len(), 3, "it is well again");
+}
+
+#[test]
+fn a_node_that_turns_out_to_be_well_serves_at_once() {
+    let mut bench = Bench::new(cpus(4.0));
+    bench.node(2, cpus(1.0));
+    bench.demand(DRIVER, cpus(1.0), 8);
+    let (mut on_first, failed) = (Vec::new(), |lease| HeadMessage::LeaseFailed { lease, error: Error::NoSession });
+    for (node, lease) in starts_by_node(&mut bench) {
+        match node {
+            NodeId(1) => on_first.push(lease),
+            _ => bench.says(node, HeadMessage::LeaseReady { lease, worker: address(worker_of(lease)), pid: 77 }),
+        }
+    }
+    let (last, others) = on_first.split_last().unwrap();
+    others.iter().for_each(|lease| bench.says(NodeId(1), failed(*lease)));
+    bench.says(NodeId(1), HeadMessage::LeaseReady { lease: *last, worker: address(worker_of(*last)), pid: 77 });
+    assert!(!bench.starts().is_empty(), "what waits is placed there again");
+}
+
+#[test]
+fn what_can_be_started_nowhere_fails_however_slowly_it_fails() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.node(2, cpus(1.0));
+    bench.demand(DRIVER, cpus(1.0), 1);
+    let mut failures = 0;
+    while bench.refused(DRIVER).is_empty() {
+        bench.now += 60_000;
+        bench.step(Event::Tick);
+        for (node, lease) in starts_by_node(&mut bench) {
+            failures += 1;
+            bench.says(node, HeadMessage::LeaseFailed { lease, error: Error::NoSession });
+        }
+        assert!(failures < 20, "it is tried for ever");
+    }
+}
+
 #[test]
 fn a_demand_that_waited_for_the_first_node_is_refused_if_that_can_never_hold_it() {
     let mut bench = Bench::empty();

@@ -361,6 +361,25 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
 }
 
 #[test]
+fn what_waits_in_a_placement_group_keeps_its_bundle_from_what_it_waits_for() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.group(group_of(DRIVER, 1, PlacementStrategy::Pack, &[cpus(1.0)])).unwrap();
+    bench.wants(DRIVER, inside(1, None, cpus(1.0)), 1);
+    let lease = bench.ready()[0];
+    let child = TaskId { owner: OTHER, seq: 9 };
+    let wait =
+        Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "train".into(), actor: None, on: vec![(child, None)] };
+    bench.demand(OTHER, cpus(1.0), 1);
+    let help = "leave room beside the group for what it waits for";
+    assert!(!why_process(&mut bench, OTHER).contains(help));
+    bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
+    let text = why_process(&mut bench, OTHER);
+    assert_says(&text, &[&format!("reserves 1 CPU on host1 (node-000000000001) (train waits for {child})"), help]);
+    let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
+    assert_says(&text, &["uses its CPUs meanwhile, and nothing outside it"]);
+}
+
+#[test]
 fn only_who_competes_is_served_before() {
     let mut bench = Bench::new(cpus(1.0).with(GPU, amount(1.0)));
     bench.alive(ActorSpec { holds: cpus(1.0).with(GPU, amount(1.0)), ..actor_of(OTHER, 5) });

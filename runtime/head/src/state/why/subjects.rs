@@ -1,12 +1,19 @@
 //! What an actor, a process, a lease or a node does, and where.
 
 use wingbeat_core::{ActorId, LeaseId, NodeId, ProcessId};
-use wingbeat_net::messages::Explanation;
+use wingbeat_net::messages::{Explanation, Wait};
 
 use super::titles::{ago, first_of, suspicion, title};
 use crate::state::actors::Standing;
 use crate::state::queue::Waiter;
 use crate::state::{Millis, State};
+
+/// Which execution waits, and for what.
+pub(super) fn what_waits(wait: &Wait) -> String {
+    let on: Vec<String> = wait.on.iter().map(|(task, _)| task.to_string()).collect();
+    let on = if on.is_empty() { "something".into() } else { first_of(on, "tasks").join(", ") };
+    format!("{} waits for {on}", wait.name)
+}
 
 impl State {
     /// Goes on explaining a task on a lease.
@@ -29,11 +36,11 @@ impl State {
                 ));
             }
             if let Some((worker, _)) = lease.server().filter(|_| !lease.waiting.is_empty()) {
-                let waits = self.waits.of(worker).map(|wait| {
-                    let on: Vec<String> = wait.on.iter().map(|(task, _)| task.to_string()).collect();
-                    let on = if on.is_empty() { "something".into() } else { first_of(on, "tasks").join(", ") };
-                    format!("{} waits for {on}; others use its CPUs meanwhile", wait.name)
-                });
+                let meanwhile = match lease.taken.bundle {
+                    None => "others use its CPUs meanwhile",
+                    Some(_) => "what else runs in its bundle uses its CPUs meanwhile, and nothing outside it",
+                };
+                let waits = self.waits.of(worker).map(|wait| format!("{}; {meanwhile}", what_waits(wait)));
                 so_far.reasons.extend(first_of(waits.collect(), "executions"));
             }
         }

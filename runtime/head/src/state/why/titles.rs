@@ -1,8 +1,9 @@
 //! What things are called, and who holds what.
 
 use wingbeat_core::resources::GPU;
-use wingbeat_core::{Amount, JobId, NodeId, ResourceSet};
+use wingbeat_core::{Amount, JobId, NodeId, PlacementGroupId, ResourceSet};
 
+use super::subjects::what_waits;
 use crate::state::lease::Lease;
 use crate::state::nodes::Node;
 use crate::state::queue::Waiter;
@@ -94,6 +95,15 @@ impl State {
         format!("{who}{job} holds {held} on {} for {since}{pid}{ending}", self.node_title(lease.taken.node))
     }
 
+    /// What an execution in a bundle waits for, if all that runs there waits.
+    pub(super) fn waits_in(&self, node: &Node, bundle: (PlacementGroupId, u32)) -> Option<String> {
+        let leases = node.leases.iter().filter_map(|id| self.leases.leases.get(id));
+        let inside: Vec<&Lease> = leases.filter(|lease| lease.taken.bundle == Some(bundle)).collect();
+        let all_wait = inside.iter().all(|lease| lease.taken.cpus().is_empty() || !lease.waiting.is_empty());
+        let servers = inside.iter().filter(|lease| !lease.waiting.is_empty()).filter_map(|lease| lease.server());
+        servers.flat_map(|(worker, _)| self.waits.of(worker)).next().filter(|_| all_wait).map(what_waits)
+    }
+
     /// Who holds what is asked for, those with most first.
     pub(super) fn holders(&self, nodes: &[&Node], asked: &ResourceSet) -> Vec<String> {
         self.holders_where(nodes, asked, |_| true)
@@ -125,7 +135,9 @@ impl State {
                     let held = self.held_by_lease(node.info.id, &placed.taken.resources, &placed.taken.devices);
                     let job = self.jobs.get(&group.spec.job).map(|job| format!(" of job {}", job.spec.name));
                     let (who, job) = (group.spec.title(), job.unwrap_or_default());
-                    found.push((amount, format!("{who}{job} reserves {held} on {}", title(node))));
+                    let waits =
+                        self.waits_in(node, (*id, *index)).map(|waits| format!(" ({waits})")).unwrap_or_default();
+                    found.push((amount, format!("{who}{job} reserves {held} on {}{waits}", title(node))));
                 }
             }
         }

@@ -86,6 +86,11 @@ impl State {
             explanation.help.push("no node could ever hold it: add one that could, or ask for less".into());
         } else if !explanation.holders.is_empty() {
             explanation.help.push("wait for one of the holders, or end it".into());
+            let waits = |node: &&Node| node.bundles.iter().any(|bundle| self.waits_in(node, *bundle).is_some());
+            if able.iter().any(waits) {
+                let help = "what waits in a placement group keeps its bundle from others: leave room beside the group for what it waits for";
+                explanation.help.push(help.into());
+            }
         }
         match must_be_on {
             None => explanation.help.push(format!("add a node with {}", node_for(shape))),
@@ -163,6 +168,8 @@ impl State {
             } else if let Some(suspicion) = suspicion(node, self.now) {
                 suspicion
             } else if let Some(why) = self.label_mismatch(node, shape) {
+                why
+            } else if let Some(why) = self.why_unfit(node, waiter) {
                 why
             } else if let Some(needed) = node.amounts(&shape.resources, shape.gpu_memory) {
                 let missing = node.pool.missing(&needed);
