@@ -289,3 +289,24 @@ fn a_task_that_is_cancelled_by_force_does_not_go_on_without_its_child() {
         assert!(is_cancelled(victim.get_timeout_blocking(LIMIT)), "round {round}");
     }
 }
+
+/// Keeps standard error for itself, as a program may that writes its log there.
+#[wingbeat::remote]
+fn holds_its_errors(started: PathBuf) -> u64 {
+    let _held = std::io::stderr().lock();
+    std::fs::write(started, "").unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_task_that_holds_standard_error_is_cancelled_by_force() {
+    let _local = Local::start(1);
+    let started = Started::new();
+    let task = holds_its_errors::remote(started.path());
+    started.wait();
+    task.cancel_force();
+    assert!(is_cancelled(task.get_timeout_blocking(LIMIT)));
+    assert_eq!(next_one::remote(1).get_timeout_blocking(LIMIT).unwrap(), 2);
+}

@@ -278,6 +278,17 @@ fn a_task_may_hold_the_output_while_it_waits() {
     assert_eq!(holds_the_output::remote().get_timeout_blocking(2 * LIMIT).unwrap(), 7);
 }
 
+#[test]
+fn a_program_may_hold_its_output_while_it_waits_for_tasks_that_print() {
+    let _local = Local::start(1);
+    let out = std::io::stdout().lock();
+    // What they print comes here before the last result does.
+    for what in 0..100 {
+        assert_eq!(prints::remote(what).get_timeout_blocking(LIMIT).unwrap(), what);
+    }
+    drop(out);
+}
+
 /// Needs more stack than Rust's threads have by default, and less than a main thread has.
 #[wingbeat::remote]
 fn goes_deep(left: u64) -> u64 {

@@ -1,14 +1,26 @@
-//! Output of user code on the driver's terminal: prefixed with where it comes from, repeats folded.
+//! Output of user code on the driver's terminal: prefixed with where it comes from, repeats folded. It is written on a thread of its own:
+//! the program may hold the lock of its output while it waits for a result, and nobody may read.
 
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 
-use parking_lot::Mutex;
+use tokio::sync::oneshot;
 use wingbeat_net::messages::LogLine;
 
-/// Shows lines.
-pub(crate) struct Terminal {
-    last: Mutex<Option<Repeated>>,
+/// The way to the thread that shows lines. It ends when nobody has one any more.
+#[derive(Clone)]
+pub(crate) struct Terminal(Sender<Message>);
+
+enum Message {
+    /// With who waits until they are shown. So many wait here as calls are under way that bring them.
+    Lines(Vec<LogLine>, oneshot::Sender<()>),
+    Say(String),
+}
+
+/// What was shown last, and where.
+struct Shown {
+    last: Option<Repeated>,
     output: Option<Output>,
 }
 
@@ -51,10 +63,44 @@ impl Repeated {
 
 impl Terminal {
     /// One that gives what user code has written to `output`, if that is there.
-    pub(crate) fn of(output: Option<Output>) -> Terminal {
-        Terminal { last: Mutex::default(), output }
+    ///
+    /// # Errors
+    /// The process may have no more threads.
+    pub(crate) fn start(output: Option<Output>) -> std::io::Result<Terminal> {
+        let (queue, messages) = channel();
+        std::thread::Builder::new().name("wingbeat-output".into()).spawn(move || {
+            let mut shown = Shown { last: None, output };
+            for message in messages {
+                match message {
+                    Message::Lines(lines, done) => {
+                        shown.show(lines);
+                        // Nobody waits any more once the session is over.
+                        let _ = done.send(());
+                    }
+                    Message::Say(text) => shown.say(&text),
+                }
+            }
+        })?;
+        Ok(Terminal(queue))
     }
 
+    /// Shows lines. What is given is ready when they are shown.
+    pub(crate) fn show(&self, lines: Vec<LogLine>) -> impl Future<Output = ()> + Send + 'static {
+        let (done, shown) = oneshot::channel();
+        // The thread has ended if `output` has panicked: then nothing more is shown.
+        let _ = self.0.send(Message::Lines(lines, done));
+        async move {
+            let _ = shown.await;
+        }
+    }
+
+    /// Shows what the runtime itself has to say, on the terminal in any case: it may be why nothing else is shown.
+    pub(crate) fn say(&self, text: &str) {
+        let _ = self.0.send(Message::Say(text.to_owned()));
+    }
+}
+
+impl Shown {
     fn print(&self, is_stderr: bool, text: &str) {
         match &self.output {
             Some(Output(take)) => take(text),
@@ -62,10 +108,9 @@ impl Terminal {
         }
     }
 
-    pub(crate) fn show(&self, lines: Vec<LogLine>) {
-        let mut last = self.last.lock();
+    fn show(&mut self, lines: Vec<LogLine>) {
         for line in lines {
-            match &mut *last {
+            match &mut self.last {
                 Some(repeated) if repeated.is(&line) => {
                     repeated.times += 1;
                     // Said at each power of ten, so that a flood is short and a stall is seen.
@@ -75,21 +120,19 @@ impl Terminal {
                     }
                 }
                 _ => {
-                    self.end_of(&mut last);
+                    self.end_of_last();
                     let source = short(&line.source);
                     self.print(line.is_stderr, &format!("({source} pid={}, {}) {}", line.pid, line.node, line.text));
                     let LogLine { source, text, is_stderr, .. } = line;
-                    *last = Some(Repeated { source, text, is_stderr, times: 0 });
+                    self.last = Some(Repeated { source, text, is_stderr, times: 0 });
                 }
             }
         }
     }
-}
 
-impl Terminal {
     /// The last line comes no more: how often it has come in all, unless that was said.
-    fn end_of(&self, last: &mut Option<Repeated>) {
-        if let Some(repeated) = last.take()
+    fn end_of_last(&mut self) {
+        if let Some(repeated) = self.last.take()
             && repeated.times > 0
             && !is_power_of_ten(repeated.times)
         {
@@ -97,10 +140,9 @@ impl Terminal {
         }
     }
 
-    /// Shows what the runtime itself has to say, on the terminal in any case: it may be why nothing else is shown.
-    pub(crate) fn say(&self, text: &str) {
+    fn say(&mut self, text: &str) {
         // What comes next repeats nothing.
-        self.end_of(&mut self.last.lock());
+        self.end_of_last();
         print(true, text);
     }
 }
@@ -128,13 +170,16 @@ fn print(is_stderr: bool, text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
 
     #[test]
     fn how_often_a_line_has_come_is_said_exactly_when_another_one_comes() {
-        let shown = std::sync::Arc::new(Mutex::new(Vec::new()));
+        let shown = Arc::new(Mutex::new(Vec::new()));
         let to = shown.clone();
-        let terminal = Terminal::of(Some(Output::new(move |line| to.lock().push(line.to_owned()))));
+        let output = Output::new(move |line| to.lock().push(line.to_owned()));
+        let mut terminal = Shown { last: None, output: Some(output) };
         let line = |text: &str| LogLine {
             node: "here".into(),
             pid: 7,

@@ -6,9 +6,10 @@
 //! - `wire`: its connections, to other processes, the head and its node.
 //! - `session`: what users call.
 //!
-//! Beside them, [`work`]: what a worker process has to do; [`programs`]: what it has started and can ask where it is; and
-//! [`recorded`]: what a process heard and said, if that is written down.
+//! Beside them, [`work`]: what a worker process has to do; [`programs`]: what it has started and can ask where it is;
+//! [`recorded`]: what a process heard and said, if that is written down; and [`note()`]: what the runtime itself says.
 
+mod note;
 mod owner;
 pub mod programs;
 pub mod recorded;
@@ -19,6 +20,7 @@ mod user_thread;
 mod wire;
 pub mod work;
 
+pub use note::note;
 pub use owner::object::Handle;
 pub use owner::outbound::Outbound;
 pub use session::actor::ActorHandle;

@@ -22,7 +22,7 @@ use wingbeat_core::TaskId;
 use wingbeat_core::spec::TaskSpec;
 use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
-use wingbeat_process::{ForAnotherThread, registry};
+use wingbeat_process::{ForAnotherThread, note, registry};
 
 use super::handover::SignalStack;
 use super::lanes::user_runtime;
@@ -102,7 +102,7 @@ impl Queue {
                 true
             }
             Some(Err(error)) => {
-                eprintln!("wingbeat: cannot start a thread for tasks of this process: {error}");
+                note(format_args!("cannot start a thread for tasks of this process: {error}"));
                 false
             }
             None => false,

@@ -36,7 +36,7 @@ use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _
 use wingbeat_net::silence::Probing;
 use wingbeat_process::HeadLink;
 use wingbeat_process::NodeLink;
-use wingbeat_process::{Config, Io, PeerService, Session};
+use wingbeat_process::{Config, Io, PeerService, Session, note};
 use wingbeat_store::Mapping;
 
 use crate::page::Page;
@@ -116,10 +116,10 @@ async fn join(
         watched.over().await;
         // Without the head nothing can be submitted or waited for here: another process is of more use. What runs is
         // finished, and its results can still reach their owners.
-        eprintln!(
-            "wingbeat: this worker process takes no more work, because it has lost the head, which is gone or has heard nothing from it for {:?}",
+        note(format_args!(
+            "this worker process takes no more work, because it has lost the head, which is gone or has heard nothing from it for {:?}",
             limits().lost
-        );
+        ));
         ending.end();
     });
     let ending = process.clone();

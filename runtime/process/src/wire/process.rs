@@ -17,6 +17,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
+use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
@@ -29,6 +30,7 @@ use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage};
 use wingbeat_net::transport::memory::Network;
 use wingbeat_net::{memory, panics};
 
+use crate::note::note;
 use crate::owner::table::Released;
 use crate::owner::{Outside, Owner};
 use crate::recorded::{Beginning, Event, Recorded};
@@ -86,7 +88,7 @@ pub struct Assigned {
 }
 
 /// A function that shows what user code has printed.
-type LogSink = Box<dyn Fn(Vec<LogLine>) + Send + Sync>;
+type LogSink = Box<dyn Fn(Vec<LogLine>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The connections of a process, and what runs beside them: a field for each, most of which have a type and a file of their own. All of it
 /// lives until the process is shut down.
@@ -313,8 +315,8 @@ impl Process {
         let _ = self.wire.executor.set(executor);
     }
 
-    /// Says where output of user code goes (drivers).
-    pub fn set_log_sink(&self, sink: Box<dyn Fn(Vec<LogLine>) + Send + Sync>) {
+    /// Says where output of user code goes (drivers). What is given is waited for until the lines are shown, and must not hold up the thread.
+    pub fn set_log_sink(&self, sink: LogSink) {
         let _ = self.wire.log_sink.set(sink);
     }
 
@@ -328,15 +330,15 @@ impl Process {
         self.wire.life.keep.lock().push(what);
     }
 
-    pub(crate) fn log(&self, lines: Vec<LogLine>) {
+    pub(crate) async fn log(&self, lines: Vec<LogLine>) {
         if let Some(sink) = self.wire.log_sink.get() {
-            sink(lines);
+            sink(lines).await;
         }
     }
 
     /// Tells whoever runs the program what it should know. What a worker process writes is shown by its driver.
     pub(crate) fn notice(&self, text: &str) {
-        eprintln!("wingbeat: {text}");
+        note(text);
     }
 
     /// The objects for which user code waits here.
@@ -490,7 +492,7 @@ impl Process {
         self.end(&Error::SessionEnded { why: why.clone() });
         if self.executor().is_some() {
             // A worker process without its IO thread is of no use, and its daemon and owners act on its end.
-            eprintln!("wingbeat: this worker process ends: {why}");
+            note(format_args!("this worker process ends: {why}"));
             self.end_recording();
             // SAFETY: ends the process without running user code's exit handlers.
             unsafe { libc::_exit(101) }

@@ -84,7 +84,7 @@ impl wingbeat_net::services::Process for PeerService {
     }
 
     async fn logs(self, _: Context, lines: Vec<LogLine>) {
-        self.process.log(lines);
+        self.process.log(lines).await;
     }
 
     async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
