@@ -5,8 +5,11 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures::FutureExt;
 use rustix::process::{Resource, getrlimit};
+use tokio::sync::oneshot;
 use wingbeat_core::error::Error;
 use wingbeat_core::names;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
@@ -163,11 +166,7 @@ impl Default for InitOptions {
 pub async fn init(options: InitOptions) -> Result<Session, Error> {
     crate::entry::linked();
     wingbeat_process::memory_is(|| machine::HERE.memory());
-    if options.global && matches!(Session::current(), Ok(session) if !session.process().is_over()) {
-        return Err(Error::InvalidArgument {
-            what: "this process has joined a cluster already; call shutdown() first, or join with global(false)".into(),
-        });
-    }
+    let _claim = options.global.then(Claim::take).transpose()?;
     for (option, name) in [("name", &options.name), ("namespace", &options.namespace)] {
         let checked = name.as_deref().map_or(Ok(()), names::check);
         let what = "init()".to_owned();
@@ -181,28 +180,90 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
     let address = options.address.clone().or_else(of_environment);
     let io = Arc::new(Io::start()?);
     let joining = options.clone();
-    let joined = {
-        let io = io.clone();
-        io.clone().handle().spawn(async move {
-            match address {
-                Some(address) => join_cluster(&io, &address, &joining).await,
-                None => private_cluster(&io, &joining).await,
-            }
-        })
-    };
-    let joined = joined.await.map_err(|error| Error::Failed { what: "joining".into(), why: error.to_string() });
-    let session = match joined.and_then(|joined| joined) {
-        Ok(session) => session,
-        Err(error) => {
-            // Joining its thread blocks for a moment at most.
+    let (give, given) = oneshot::channel();
+    let joins = io.clone();
+    io.handle().spawn(async move {
+        let outcome = match address {
+            Some(address) => join_cluster(&joins, &address, &joining).await,
+            None => private_cluster(&joins, &joining).await,
+        };
+        // Whoever has given it up takes nothing.
+        drop(give.send(Given { io: joins, outcome: Some(outcome) }));
+    });
+    let session = match given.await {
+        Ok(given) => given.take()?,
+        Err(_) => {
             io.stop();
-            return Err(error);
+            return Err(Error::Failed { what: "joining".into(), why: "it has panicked".into() });
         }
     };
     if options.global {
         Session::set_global(Some(session.clone()));
     }
     Ok(session)
+}
+
+/// Whether somebody joins for the whole process.
+static IS_JOINING: AtomicBool = AtomicBool::new(false);
+
+/// While it lives, nobody else joins for the whole process.
+struct Claim;
+
+impl Claim {
+    fn take() -> Result<Claim, Error> {
+        let refused = |what: &str| Err(Error::InvalidArgument { what: what.into() });
+        if IS_JOINING.swap(true, Ordering::AcqRel) {
+            return refused(
+                "another init() of this process is joining a cluster; share its session, or join with global(false)",
+            );
+        }
+        let claim = Claim;
+        match Session::of_process() {
+            None => Ok(claim),
+            Some(session) if session.is_of_worker() => refused(
+                "what runs in a worker process is in the session of its job already: init() is for the program that submits; \
+                 join another cluster with global(false)",
+            ),
+            Some(_) => {
+                refused("this process has joined a cluster already; call shutdown() first, or join with global(false)")
+            }
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        IS_JOINING.store(false, Ordering::Release);
+    }
+}
+
+/// What has come of joining. If nobody takes it, the session ends.
+struct Given {
+    io: Arc<Io>,
+    outcome: Option<Result<Session, Error>>,
+}
+
+impl Given {
+    fn take(mut self) -> Result<Session, Error> {
+        let outcome = self.outcome.take().unwrap_or(Err(Error::NoSession));
+        if outcome.is_err() {
+            // Joining its thread blocks for a moment at most.
+            self.io.stop();
+        }
+        outcome
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        let Some(outcome) = self.outcome.take() else { return };
+        let io = self.io.clone();
+        // This may be the very thread that is to end. Without another one, it lasts as long as the process.
+        let _ = std::thread::Builder::new().name("wingbeat-shutdown".into()).spawn(move || match outcome {
+            Ok(session) => session.process().shut_down("init() was given up"),
+            Err(_) => io.stop(),
+        });
+    }
 }
 
 #[cfg(not(feature = "embedded"))]
@@ -353,12 +414,14 @@ impl Joined {
         let prepared = Prepared::bind(config).await?;
         let crosses_network = self.head.machine != prepared.address().machine;
         let spec = job_spec(job, prepared.address().clone(), executable, options, crosses_network);
+        let terminal = options.log_to_driver.then(|| Terminal::start(options.output.clone())).transpose();
+        let terminal =
+            terminal.map_err(|error| Error::io("starting the thread that shows what tasks print", &error))?;
         let session = prepared.start(io, job, spec.namespace.clone(), self.cluster);
         let process = session.process();
-        let terminal = options.log_to_driver.then(|| Arc::new(Terminal::of(options.output.clone())));
         if let Some(terminal) = terminal.clone() {
             let shown = terminal.clone();
-            process.set_log_sink(Box::new(move |lines| shown.show(lines)));
+            process.set_log_sink(Box::new(move |lines| shown.show(lines).boxed()));
             let telling = long_waits::tell(session.clone(), self.head.tcp.is_none(), move |text| terminal.say(text));
             process.vital("telling of long waits", telling);
         }
@@ -381,7 +444,7 @@ impl Joined {
         session: &Session,
         head: &HeadLink,
         spec: JobSpec,
-        terminal: Option<Arc<Terminal>>,
+        terminal: Option<Terminal>,
     ) -> Result<(), Error> {
         let job = spec.clone();
         let join = move |head: HeadClient| {

@@ -69,6 +69,16 @@ impl Session {
         GLOBAL.read().clone().ok_or(Error::NoSession)
     }
 
+    /// The session of the whole process, if it has one that lasts.
+    pub fn of_process() -> Option<Session> {
+        GLOBAL.read().clone().filter(|session| !session.process.is_over())
+    }
+
+    /// Whether it is that of a worker process: its job's, and not that of what runs there.
+    pub fn is_of_worker(&self) -> bool {
+        self.process.executor().is_some()
+    }
+
     /// Makes this the session of this thread until the guard is dropped.
     pub fn enter(&self) -> Entered {
         let number = NEXT_ENTERED.get();
@@ -133,8 +143,12 @@ impl Session {
     }
 
     /// Leaves the cluster; a private one ends. Refs to small values that have arrived can still be read. Every other
-    /// ref, stream and call of the session, also a pending one, fails with [`Error::SessionEnded`].
+    /// ref, stream and call of the session, also a pending one, fails with [`Error::SessionEnded`]. What runs in a worker process has the
+    /// session of its job, which it cannot end.
     pub async fn shutdown(&self) {
+        if self.is_of_worker() {
+            return;
+        }
         let process = self.process.clone();
         let mine = GLOBAL.read().as_ref().is_some_and(|global| Arc::ptr_eq(global.owner(), &process.owner));
         if mine {
