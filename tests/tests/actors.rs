@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use common::{Local, Started};
 use wingbeat::{ActorPool, Error, ErrorKind, ObjectRef, Queue, QueueError, get_all_blocking};
 
+/// Only something that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
 struct Tally {
     n: u64,
 }
@@ -535,4 +538,52 @@ fn a_queue_is_first_in_first_out_and_bounded() {
         let empty = queue.get_timeout(std::time::Duration::from_millis(10)).await.unwrap_err();
         assert_eq!(empty.application::<QueueError>(), Some(QueueError::Empty));
     });
+}
+
+struct Background;
+
+#[wingbeat::actor]
+impl Background {
+    fn new() -> Self {
+        Background
+    }
+    async fn begin(&self, done: PathBuf) {
+        goes_on(done);
+    }
+    fn begin_at_once(&self, done: PathBuf) {
+        goes_on(done);
+    }
+}
+
+/// Something that needs many turns of the runtime, and says when it is done.
+fn goes_on(done: PathBuf) {
+    tokio::spawn(async move {
+        for _ in 0..1_000 {
+            tokio::task::yield_now().await;
+        }
+        std::fs::write(done, "").unwrap();
+    });
+}
+
+#[wingbeat::remote(max_retries = 0)]
+async fn leaves_something(done: PathBuf) {
+    goes_on(done);
+}
+
+#[test]
+fn what_was_spawned_goes_on_between_calls() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second, third] = ["first", "second", "third"].map(|name| dir.path().join(name));
+    let actor = Background::remote();
+    actor.begin(first.clone()).get_blocking().unwrap();
+    actor.begin_at_once(second.clone()).get_blocking().unwrap();
+    drop(leaves_something::remote(third.clone()).get_blocking());
+    let begun = Instant::now();
+    for done in [&first, &second, &third] {
+        while !done.exists() {
+            assert!(begun.elapsed() < LIMIT, "{} stands still", done.display());
+            std::thread::yield_now();
+        }
+    }
 }

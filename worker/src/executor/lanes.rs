@@ -14,6 +14,7 @@ use std::task::Poll;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
+use tokio::runtime::RuntimeMetrics;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, LeaseId};
@@ -21,7 +22,7 @@ use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{self, Constructing, Instance};
 use wingbeat_process::work::{Become, DEFAULT_GROUP, Next};
-use wingbeat_process::{Arguments, Session};
+use wingbeat_process::{Arguments, Session, note};
 
 use super::queue::{Queue, task_name};
 use super::run::{self, Call};
@@ -36,10 +37,15 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
     let Some(runtime) = user_runtime() else { return };
     // User code that is not asynchronous may spawn, too.
     let _entered = runtime.enter();
+    let metrics = runtime.metrics();
     let paused = Cell::new(0);
     let mut under_way = UnderWay::default();
     loop {
-        match queue.next() {
+        let next = match has_left_something(&metrics) {
+            false => queue.next(),
+            true => runtime.block_on(std::future::poll_fn(|cx| queue.poll_next(cx))),
+        };
+        match next {
             Next::Task { lease, number, spec } => {
                 let name = task_name(&spec);
                 queue.page.start(number, &name, spec.yields_memory);
@@ -66,10 +72,15 @@ pub(super) fn user_runtime() -> Option<tokio::runtime::Runtime> {
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => Some(runtime),
         Err(error) => {
-            eprintln!("wingbeat: cannot start a runtime for user code: {error}");
+            note(format_args!("cannot start a runtime for user code: {error}"));
             None
         }
     }
+}
+
+/// Whether user code has spawned something on this thread's runtime that is not done: it goes on while the thread waits.
+fn has_left_something(runtime: &RuntimeMetrics) -> bool {
+    runtime.num_alive_tasks() > 0
 }
 
 /// The life of an actor.
@@ -204,7 +215,7 @@ impl Lanes {
         match started {
             Ok(thread) => self.threads.lock().push(thread),
             Err(error) => {
-                eprintln!("wingbeat: cannot start a thread for calls of {}: {error}", self.class);
+                note(format_args!("cannot start a thread for calls of {}: {error}", self.class));
                 self.not_started(group);
             }
         }
@@ -213,7 +224,7 @@ impl Lanes {
     /// The next call of the group tries again, if there is a lane to take it.
     fn not_started(&self, group: &Group) {
         if group.started.fetch_sub(1, Ordering::Relaxed) == 1 {
-            eprintln!("wingbeat: nothing can run calls of {} in its group {}: it ends", self.class, group.name);
+            note(format_args!("nothing can run calls of {} in its group {}: it ends", self.class, group.name));
             std::process::exit(1);
         }
     }
@@ -221,12 +232,16 @@ impl Lanes {
     fn run(self: &Arc<Self>, group: &Arc<Group>, runtime: &tokio::runtime::Runtime) {
         // With room for more calls than there are lanes, asynchronous calls share a lane.
         let room = group.most.div_ceil(group.most.clamp(1, LANES)) as usize;
+        let metrics = runtime.metrics();
         let paused = Cell::new(0);
         let mut under_way = UnderWay::default();
         loop {
             let next = if under_way.is_empty() {
                 group.idle.fetch_add(1, Ordering::Relaxed);
                 let next = match group.is_alone {
+                    _ if has_left_something(&metrics) => {
+                        runtime.block_on(std::future::poll_fn(|cx| self.queue.poll_next_call(&group.name, cx)))
+                    }
                     true => self.queue.next_call_here(&group.name),
                     false => self.queue.next_call(&group.name),
                 };

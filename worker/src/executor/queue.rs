@@ -19,7 +19,7 @@ use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
-use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work};
+use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work, note};
 
 use super::home_threads::AtHome;
 use super::stacks;
@@ -108,6 +108,16 @@ impl Queue {
     /// The next thing for the main thread of a process that is no actor (yet).
     pub(crate) fn next(&self) -> Next {
         self.next_here(|state| state.work.next_task(), |state| state.work.has_tasks())
+    }
+
+    /// As [`Queue::next`], of a thread that runs something else until it comes.
+    pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<Next> {
+        let mut state = self.state.lock();
+        if let Some(next) = state.work.next_task() {
+            return Poll::Ready(next);
+        }
+        state.waits_to_take(cx);
+        Poll::Pending
     }
 
     /// The next call of a concurrency group.
@@ -350,7 +360,7 @@ impl Queue {
         }
         // It is not asked: woken with an error, it might go on with that. What it has started ends with its owner, which is
         // this process.
-        eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
+        note(format_args!("this process ends because the running task {} was cancelled by force", execution.name));
         // What else was finished here is handed over first, on the IO thread, which user code cannot hold up.
         let (handed_over, process) = (self.handed_over(), self.session.process().clone());
         self.session.process().vital("a forced cancel", async move {
