@@ -434,6 +434,25 @@ fn many_tasks_are_all_right() {
     assert!(values.iter().enumerate().all(|(i, value)| *value == (i * i) as u64));
 }
 
+/// Catches a panic of its own, and continues one of another thread, as rayon does.
+#[wingbeat::remote]
+fn continues_a_panic() -> u64 {
+    drop(std::panic::catch_unwind(|| panic!("nothing in the cache")));
+    match std::thread::spawn(|| -> u64 { panic!("index 7") }).join() {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+#[test]
+fn of_several_panics_the_error_tells_that_which_the_task_has_ended_with() {
+    let _local = Local::start(1);
+    match continues_a_panic::remote().get_blocking().unwrap_err() {
+        Error::Panicked { message, .. } => assert_eq!(message, "index 7"),
+        other => panic!("{other}"),
+    }
+}
+
 #[test]
 fn get_all_keeps_order_and_takes_duplicates() {
     let _local = Local::start(2);

@@ -87,9 +87,14 @@ pub(crate) fn caught<T>(task: &str, body: impl FnOnce() -> Result<T, Error>) -> 
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panicked(task, &*payload)))
 }
 
-/// What a panic becomes.
+/// What a panic becomes. The last that was seen on this thread may be another, which user code has caught; one that was caught on
+/// another thread and is continued here, as rayon does, was not seen.
 fn panicked(task: &str, payload: &(dyn Any + Send)) -> Error {
-    let (message, backtrace) = PANIC.take().unwrap_or_else(|| (payload_text(payload), String::new()));
+    let text = payload_text(payload);
+    let is_this =
+        |message: &str| message.strip_prefix(&text).is_some_and(|rest| rest.is_empty() || rest.starts_with(", at "));
+    let seen = PANIC.take().filter(|(message, _)| is_this(message));
+    let (message, backtrace) = seen.unwrap_or_else(|| (text, String::new()));
     Error::Panicked { task: task.to_owned(), message, backtrace, attempts: 1 }
 }
 
