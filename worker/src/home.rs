@@ -27,7 +27,10 @@ const END_OF_HEAD: Duration = Duration::from_secs(2);
 /// Attaches the driver to the first of these nodes that is on its machine and answers, or to one of its own.
 pub(crate) async fn attach(joined: &Joined, session: &Session, nodes: Vec<NodeInfo>) -> Result<(), Error> {
     let machine = address::this_machine();
-    let may_serve = |node: &NodeInfo| joined.own_store.is_none() && node.address.machine == machine;
+    // Not one that another driver has brought for its own objects: it ends with that.
+    let is_of_cluster = |node: &NodeInfo| !node.resources.is_empty();
+    let may_serve =
+        |node: &NodeInfo| joined.own_store.is_none() && node.address.machine == machine && is_of_cluster(node);
     for NodeInfo { id, address, .. } in nodes.into_iter().filter(may_serve) {
         match attach_to(joined, session, id, &address).await {
             Ok(()) => return Ok(()),

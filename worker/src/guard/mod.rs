@@ -192,20 +192,22 @@ impl Guard {
         self.child.lock().as_ref().map(std::process::Child::id)
     }
 
-    /// Ends every worker process and the guard, and waits for it; after [`STOP_LIMIT`] not any longer. Blocks.
-    pub(crate) fn stop(&self) {
+    /// Ends every worker process and the guard, and waits for it; after [`STOP_LIMIT`] not any longer. Whether they have ended. Blocks.
+    pub(crate) fn stop(&self) -> bool {
         self.is_stopping.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
         // Held while it ends, so that everybody who stops it waits for that.
         let mut child = self.child.lock();
-        let Some(mut child) = child.take() else { return };
-        if !ends_within(&mut child, STOP_LIMIT) {
+        let Some(mut child) = child.take() else { return true };
+        let has_ended = ends_within(&mut child, STOP_LIMIT);
+        if !has_ended {
             let (guard, left) = (child.id(), descendants_of(child.id()));
             tracing::warn!(
                 "these processes do not end, and wingbeat-guard (pid {guard}) waits for them: {left:?}. The kernel holds on \
                  to them, or they are another user's"
             );
         }
+        has_ended
     }
 }
 

@@ -11,15 +11,40 @@ use super::Daemon;
 /// Threads that write at once: one computes checksums while the disk is busy for the other.
 const WRITERS: usize = 2;
 
+/// Threads that wait at once for the disk so that an object can be made or read: half of those that the runtime has, so that a disk that hangs
+/// leaves some for the rest of what a node does.
+const WAITING: usize = 256;
+
 /// Those that may begin.
 pub(super) struct DiskWork {
     writers: Arc<Semaphore>,
     remover: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
 }
 
 impl Default for DiskWork {
     fn default() -> Self {
-        DiskWork { writers: Arc::new(Semaphore::new(WRITERS)), remover: Arc::new(Semaphore::new(1)) }
+        DiskWork {
+            writers: Arc::new(Semaphore::new(WRITERS)),
+            remover: Arc::new(Semaphore::new(1)),
+            waiting: Arc::new(Semaphore::new(WAITING)),
+        }
+    }
+}
+
+impl DiskWork {
+    /// Does something for which objects may have to be written or read.
+    pub(super) async fn wait_for<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, tokio::task::JoinError> {
+        // It is never closed. The thread has it, and not who waits for the thread: that one may be gone before.
+        let may = self.waiting.clone().acquire_owned().await;
+        let working = move || {
+            let _may = may;
+            work()
+        };
+        tokio::task::spawn_blocking(working).await
     }
 }
 

@@ -369,17 +369,28 @@ impl Daemon {
             Ok(why) => why.clone().unwrap_or_default(),
             Err(_) => return,
         };
-        let daemon = self.clone();
-        let stopped = tokio::task::spawn_blocking(move || daemon.guard.stop());
-        let _ = tokio::time::timeout(FAREWELL, stopped).await;
-        self.head.link.send(HeadMessage::NodeEnds(why));
-        // Where the head is the cause, it does not answer.
-        let _ = tokio::time::timeout(FAREWELL, self.head.link.flushed()).await;
+        if self.all_end().await {
+            self.head.link.send(HeadMessage::NodeEnds(why));
+            // Where the head is the cause, it does not answer.
+            let _ = tokio::time::timeout(FAREWELL, self.head.link.flushed()).await;
+        }
+        // Else the head finds out when they have ended: until then they hold the sockets at which it looks for this node.
         for connection in self.ending.connections.lock().drain(..) {
             connection.close();
         }
         let daemon = self.clone();
         let _ = tokio::task::spawn_blocking(move || daemon.owners.steward.shut_down()).await;
+    }
+
+    /// Ends all worker processes. Whether they are gone: the kernel may need longer, and who was a process with much memory, or waits for a
+    /// disk, still holds files and ports that its next life needs.
+    async fn all_end(self: &Arc<Self>) -> bool {
+        let (daemon, (done, stopped)) = (self.clone(), tokio::sync::oneshot::channel());
+        // On a thread of its own: all of the runtime's may wait for a disk.
+        let stops = std::thread::Builder::new().name("wingbeat-farewell".into()).spawn(move || {
+            let _ = done.send(daemon.guard.stop());
+        });
+        stops.is_ok() && matches!(tokio::time::timeout(FAREWELL, stopped).await, Ok(Ok(true)))
     }
 
     /// The head wants it to end.

@@ -95,7 +95,7 @@ impl Daemon {
             if let Ok(None) = created {
                 // Something must go to disk first.
                 let daemon = self.clone();
-                let creating = tokio::task::spawn_blocking(move || {
+                let creating = self.disk_work.wait_for(move || {
                     let created = daemon.store.create(object, size, by);
                     if created.is_err() {
                         // Whoever waits for this writer has its turn, also when nobody waits for this answer any more.
@@ -190,7 +190,7 @@ impl Daemon {
             Err(error) => return Ok(Err(error)),
         }
         let daemon = self.clone();
-        let got = tokio::task::spawn_blocking(move || {
+        let got = self.disk_work.wait_for(move || {
             let undo = |store: &NodeStore, object, by| {
                 store.release(object, by);
             };
