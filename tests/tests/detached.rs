@@ -208,3 +208,34 @@ fn a_program_of_another_build_than_the_actor_is_told_once() {
     let said = said_by_driver(&cluster, &other, test, FINDS);
     assert_eq!(said.matches(told).count(), 1, "{said}");
 }
+
+struct Table {
+    rows: usize,
+}
+
+#[wingbeat::actor]
+impl Table {
+    fn new(rows: Vec<u8>) -> Self {
+        Table { rows: rows.len() }
+    }
+
+    fn rows(&self) -> usize {
+        self.rows
+    }
+}
+
+#[test]
+fn one_that_is_to_live_again_takes_no_argument_that_ends_with_its_program() {
+    let cluster = TestCluster::start(1, 1).unwrap();
+    let _driver = join(&cluster);
+    let rows = vec![0; 200_000];
+    let refused = Table::options().name("again").detached().max_restarts(1).remote(rows.clone());
+    match refused.rows().get_blocking().unwrap_err() {
+        Error::InvalidOption { option, why, .. } => assert!(option == "detached" && why.contains("100 KiB"), "{why}"),
+        other => panic!("{other}"),
+    }
+    let small = Table::options().name("small").detached().max_restarts(1).remote(vec![0; 1_000]);
+    assert_eq!(small.rows().get_blocking().unwrap(), 1_000);
+    let once = Table::options().name("once").detached().remote(rows);
+    assert_eq!(once.rows().get_blocking().unwrap(), 200_000);
+}

@@ -244,6 +244,17 @@ impl Session {
                 why: "a detached actor needs a name, or nobody could ever find it again".into(),
             });
         }
+        let max_restarts = options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0);
+        if options.detached && max_restarts != 0 && args.iter().any(|arg| matches!(arg, Outbound::Object(_))) {
+            return Err(Error::InvalidOption {
+                what: class.path.to_owned(),
+                option: "detached".into(),
+                why: "an argument of its constructor is a ref, or larger than 100 KiB, so that it ends with this program, and the actor could \
+                      not be started again: have the constructor read it from where it stays, or give it with a call; without max_restarts \
+                      the first life has it"
+                    .into(),
+            });
+        }
         let args = args
             .iter()
             .map(|arg| match (self.owner().resolve_one(arg), arg) {
@@ -266,7 +277,7 @@ impl Session {
             args,
             placement,
             holds,
-            max_restarts: options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0),
+            max_restarts,
             max_concurrency: options.max_concurrency.or(class.defaults.max_concurrency).unwrap_or(1),
             max_task_retries: options.max_task_retries.or(class.defaults.max_task_retries).unwrap_or(0),
             max_pending_calls: options.max_pending_calls.or(class.defaults.max_pending_calls),
