@@ -25,6 +25,21 @@ pub use wingbeat_process::registry::{Class, Constructing, Defaults, Entry, Funct
 
 pub use crate::shape::{Items, Many, One};
 
+/// An error whose type reaches the caller.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be encoded, so the error reaches the caller as its text",
+    label = "no error of this type is ever seen",
+    note = "say which texts are tried again: `retry_if = |text: &String| text.contains(\"busy\")`"
+)]
+pub trait Whole: DeserializeOwned + 'static {}
+
+impl<E: DeserializeOwned + 'static> Whole for E {}
+
+/// The name of a type of errors.
+pub fn error_name<E: Whole>() -> &'static str {
+    std::any::type_name::<E>()
+}
+
 /// Whether `holds` of the function's own error.
 pub fn retry_if<E: DeserializeOwned + 'static>(error: &Error, holds: impl Fn(&E) -> bool) -> bool {
     error.application().is_some_and(|error| holds(&error))

@@ -100,6 +100,7 @@ impl<Signature> TaskOptions<Signature> {
 
     /// Tries the function's own errors of the type `E` again too, within [`max_retries`](Self::max_retries): the first time
     /// at once, and then after a pause of 10 ms to 1 s. May be said of several types. It takes the place of what the function's attribute says of errors.
+    /// An `anyhow::Error`, and any other that cannot be encoded, reaches this process as its text: `retry_if(|text: &String| …)`.
     ///
     /// ```no_run
     /// # use serde::{Serialize, Deserialize};
@@ -112,7 +113,7 @@ impl<Signature> TaskOptions<Signature> {
     ///
     /// let page = fetch::options().retry_on::<Busy>().max_retries(10).remote("a".to_owned());
     /// ```
-    pub fn retry_on<E: 'static>(mut self) -> Self {
+    pub fn retry_on<E: DeserializeOwned + 'static>(mut self) -> Self {
         let chosen = self.options.retry_on.take().unwrap_or_default();
         self.options.retry_on = Some(chosen.or_type(std::any::type_name::<E>()));
         self

@@ -79,7 +79,7 @@ impl Session {
     /// # }
     /// ```
     pub fn scope<F: Future>(&self, future: F) -> Scope<F> {
-        Scope { session: self.clone(), future: Box::pin(future) }
+        Scope { session: self.clone(), future: Some(Box::pin(future)) }
     }
 
     /// As [`put`](crate::put), in this session.
@@ -286,7 +286,15 @@ impl fmt::Debug for SessionGuard {
 #[must_use = "a future does nothing before it is awaited"]
 pub struct Scope<F> {
     session: Session,
-    future: Pin<Box<F>>,
+    /// None once it was dropped, which also happens in the session.
+    future: Option<Pin<Box<F>>>,
+}
+
+impl<F> Drop for Scope<F> {
+    fn drop(&mut self) {
+        let _entered = self.session.enter();
+        self.future = None;
+    }
 }
 
 impl<F: Future> Future for Scope<F> {
@@ -294,7 +302,10 @@ impl<F: Future> Future for Scope<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let _entered = self.session.enter();
-        self.future.as_mut().poll(context)
+        match &mut self.future {
+            Some(future) => future.as_mut().poll(context),
+            None => Poll::Pending,
+        }
     }
 }
 

@@ -72,7 +72,7 @@ fn busy(file: PathBuf, times: usize) -> Result<u64, Busy> {
     if note(&file, "busy") < times { Err(Busy(1)) } else { Ok(7) }
 }
 
-#[wingbeat::remote(max_retries = 5, retry_on(Busy, std::num::ParseIntError))]
+#[wingbeat::remote(max_retries = 5, retry_on(Busy, Broken))]
 fn busy_as_declared(file: PathBuf, times: usize) -> Result<u64, Busy> {
     if note(&file, "busy") < times { Err(Busy(1)) } else { Ok(7) }
 }

@@ -3,13 +3,18 @@
 
 mod common;
 
-use std::future::IntoFuture;
+use std::future::{IntoFuture, poll_fn};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::mpsc;
+use std::task::Poll;
 use std::time::Duration;
 
 use common::{Local, Started};
-use wingbeat::{Bundle, Error, ObjectRef, ObjectStream, Result, placement_group, put, wait_blocking};
+use wingbeat::{
+    Bundle, ClusterId, Error, ObjectRef, ObjectStream, Result, Session, placement_group, put, wait_blocking,
+};
+use wingbeat_tests::TestCluster;
 
 /// Only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -270,4 +275,76 @@ fn a_lost_head_ends_what_is_asked_for_later_too() {
     let text = square::remote(2).get_blocking().unwrap_err().to_string();
     assert!(text.contains("the head at"), "{text}");
     assert_eq!(object.get_blocking().unwrap(), 7);
+}
+
+/// Ends, as code may that is shared with programs, what it believes to be its own session.
+#[wingbeat::remote]
+fn shuts_down() -> (u32, String) {
+    let joined = wingbeat::init_blocking().unwrap_err().to_string();
+    wingbeat::shutdown_blocking();
+    (std::process::id(), joined)
+}
+
+#[test]
+fn what_runs_in_a_task_can_neither_join_for_its_process_nor_end_its_session() {
+    let _local = Local::start(1);
+    let (first, refused) = shuts_down::remote().get_timeout_blocking(LIMIT).unwrap();
+    assert!(refused.contains("in the session of its job already"), "{refused}");
+    let (second, _) = shuts_down::remote().get_timeout_blocking(LIMIT).unwrap();
+    assert_eq!(first, second, "its process goes on");
+}
+
+#[test]
+fn of_two_who_join_for_the_whole_process_one_is_refused() {
+    let both = std::thread::scope(|scope| {
+        [(); 2].map(|()| scope.spawn(wingbeat::init_blocking)).map(|joins| joins.join().unwrap())
+    });
+    let refused: Vec<String> = both.iter().filter_map(|joined| joined.as_ref().err()).map(Error::to_string).collect();
+    let [refused] = &refused[..] else { panic!("{refused:?}") };
+    assert!(refused.contains("is joining a cluster") || refused.contains("has joined a cluster"), "{refused}");
+    assert!(wingbeat::init_blocking().unwrap_err().to_string().contains("has joined a cluster already"));
+    wingbeat::shutdown_blocking();
+    wingbeat::init_blocking().unwrap();
+    wingbeat::shutdown_blocking();
+}
+
+/// Says when it is dropped in which cluster that was.
+struct Dropped(mpsc::Sender<Option<ClusterId>>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.send(Session::current().ok().map(|session| session.cluster())).unwrap();
+    }
+}
+
+#[test]
+fn what_is_given_up_in_a_scope_is_dropped_in_its_session() {
+    let session = wingbeat::block_on(wingbeat::init().num_cpus(1).global(false).into_future()).unwrap();
+    let (dropped, dropped_in) = mpsc::channel();
+    let dropped = Dropped(dropped);
+    let mut scope = session.scope(async move {
+        let _dropped = dropped;
+        std::future::pending::<()>().await;
+    });
+    wingbeat::block_on(poll_fn(|context| Poll::Ready(assert!(Pin::new(&mut scope).poll(context).is_pending()))));
+    drop(scope);
+    assert_eq!(dropped_in.recv().unwrap(), Some(session.cluster()));
+    session.shutdown_blocking();
+}
+
+#[test]
+fn what_a_program_has_put_is_there_when_another_program_of_its_machine_ends() {
+    let cluster = TestCluster::start(0, 0).unwrap();
+    let join = || {
+        let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).global(false);
+        wingbeat::block_on(init.into_future()).unwrap()
+    };
+    let (first, second) = (join(), join());
+    let value = {
+        let _entered = second.enter();
+        put(&vec![7_u8; 1 << 20]).unwrap()
+    };
+    first.shutdown_blocking();
+    assert_eq!(value.get_timeout_blocking(LIMIT).unwrap().len(), 1 << 20);
+    second.shutdown_blocking();
 }

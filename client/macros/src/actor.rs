@@ -2,6 +2,7 @@
 
 use proc_macro2::{Group, Ident, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote};
+use syn::ext::IdentExt;
 use syn::{ImplItem, ImplItemFn, ItemImpl, ReturnType, Type, Visibility};
 
 use crate::attributes::{Attributes, Place};
@@ -193,7 +194,7 @@ impl Method {
             None => quote!(::core::option::Option::None),
         };
         Ok(Method {
-            entry: format_ident!("METHOD_{}", signature.ident.to_string().to_uppercase()),
+            entry: format_ident!("METHOD_{}", signature.ident.unraw().to_string().to_uppercase()),
             name: signature.ident.clone(),
             docs: function.attrs.iter().filter(|attribute| attribute.path().is_ident("doc")).cloned().collect(),
             cfgs: function.attrs.iter().filter(|attribute| attribute.path().is_ident("cfg")).cloned().collect(),

@@ -115,7 +115,7 @@ impl Retry {
             }
         };
         quote!(::wingbeat::__private::RetryOn::Declared(&::wingbeat::__private::Declared {
-            types: &[#(::core::any::type_name::<#types>),*],
+            types: &[#(::wingbeat::__private::error_name::<#types>),*],
             predicate: #predicate,
         }))
     }
