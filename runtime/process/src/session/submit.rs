@@ -244,17 +244,7 @@ impl Session {
                 why: "a detached actor needs a name, or nobody could ever find it again".into(),
             });
         }
-        let max_restarts = options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0);
-        if options.detached && max_restarts != 0 && args.iter().any(|arg| matches!(arg, Outbound::Object(_))) {
-            return Err(Error::InvalidOption {
-                what: class.path.to_owned(),
-                option: "detached".into(),
-                why: "an argument of its constructor is a ref, or larger than 100 KiB, so that it ends with this program, and the actor could \
-                      not be started again: have the constructor read it from where it stays, or give it with a call; without max_restarts \
-                      the first life has it"
-                    .into(),
-            });
-        }
+        let has_refs = args.iter().any(|arg| matches!(arg, Outbound::Object(_)));
         let args = args
             .iter()
             .map(|arg| match (self.owner().resolve_one(arg), arg) {
@@ -269,6 +259,18 @@ impl Session {
                 (None, Outbound::Value(_)) => Err(Error::NoSession),
             })
             .collect::<Result<Vec<Arg>, Error>>()?;
+        let max_restarts = options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0);
+        if options.detached && max_restarts != 0 && (has_refs || args.iter().any(|arg| matches!(arg, Arg::Stored(..))))
+        {
+            return Err(Error::InvalidOption {
+                what: class.path.to_owned(),
+                option: "detached".into(),
+                why: "an argument of its constructor is a ref, or larger than 100 KiB, so that it ends with this program, and the actor could \
+                      not be started again: have the constructor read it from where it stays, or give it with a call; without max_restarts \
+                      the first life has it"
+                    .into(),
+            });
+        }
         Ok(ActorSpec {
             id: ActorId::random(),
             job: process.wire.who.job,
