@@ -289,7 +289,13 @@ impl State {
         let suspects = self.waits.has_suspects().then_some(TICK);
         let patient_since = self.now.checked_sub(PATIENCE).map_or(0, |at| at + 1);
         let patience_ends = self.queue.hungry_from(patient_since).map(|since| since + PATIENCE);
-        let at = [self.actors.rest_ends(), self.unfit.rest_ends(), self.drain_deadline(), self.recovery_ends(), patience_ends];
+        let at = [
+            self.actors.rest_ends(),
+            self.unfit.rest_ends(),
+            self.drain_deadline(),
+            self.recovery_ends(),
+            patience_ends,
+        ];
         let due = at.into_iter().flatten().min().map(|at| at.saturating_sub(self.now).max(1));
         [waiting, suspects, due].into_iter().flatten().min()
     }
