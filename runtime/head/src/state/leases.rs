@@ -284,10 +284,11 @@ impl State {
                 let Some(demand) = self.leases.demands.get_mut(&asker) else { return };
                 demand.failures += 1;
                 let seen = demand.failures;
-                // What runs well elsewhere goes on.
                 let is_served = demand.held.len() as u32 > demand.starting;
                 let is_tried_again = self.start_failed(node, Waiter::Tasks(asker.0, asker.1), seen, &error);
-                if !is_tried_again && !(is_served && self.unfit.rests(node, job)) {
+                // What runs well elsewhere goes on.
+                let goes_on = is_tried_again || (is_served && self.unfit.rests(node, job));
+                if !goes_on {
                     self.refuse_demand(&asker, error);
                 }
             }
