@@ -393,7 +393,8 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// The first item, when there is one.
     ///
     /// Nothing is lost if this is dropped before it is done, as by a timeout or `select!`: an item that was on its way goes
-    /// back to its place at the front of the queue.
+    /// back to its place at the front of the queue. Whoever gets before it is back there gets the one behind it first: where order counts, wait
+    /// with one future until it is done, and do not begin anew after each timeout.
     ///
     /// # Errors
     /// The queue's actor is gone; `error.application::<QueueError>()` is [`QueueError::Closed`]; or [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost (a cut of

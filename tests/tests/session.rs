@@ -326,7 +326,8 @@ fn what_is_given_up_in_a_scope_is_dropped_in_its_session() {
         let _dropped = dropped;
         std::future::pending::<()>().await;
     });
-    let is_pending = wingbeat::block_on(poll_fn(|context| Poll::Ready(Pin::new(&mut scope).poll(context).is_pending())));
+    let is_pending =
+        wingbeat::block_on(poll_fn(|context| Poll::Ready(Pin::new(&mut scope).poll(context).is_pending())));
     assert!(is_pending);
     drop(scope);
     assert_eq!(dropped_in.recv().unwrap(), Some(session.cluster()));
