@@ -273,8 +273,7 @@ impl State {
 
     /// Whether a node could serve a shape if nothing were on it.
     pub(super) fn is_candidate(&self, node: &Node, requirements: &[RequirementId], shape: &Shape) -> bool {
-        let could = |id: &RequirementId| self.nodes.index.requirement(*id).is_some_and(|asked| node.could_hold(asked));
-        node.may_serve(shape) && node.takes_more() && requirements.iter().any(could)
+        node.could_serve(shape, requirements.iter().filter_map(|id| self.nodes.index.requirement(*id)))
     }
 
     /// The node on which the fewest recalls make room, and these.

@@ -324,6 +324,11 @@ impl Node {
         shape.required_node().is_none_or(|node| node == self.info.id)
     }
 
+    /// Whether it could serve a shape that asks for one of these, if nothing were on it.
+    pub(super) fn could_serve<'a>(&self, shape: &Shape, mut asked: impl Iterator<Item = &'a Requirement>) -> bool {
+        self.may_serve(shape) && self.takes_more() && asked.any(|asked| self.could_hold(asked))
+    }
+
     fn of(info: NodeInfo, version: u64) -> Node {
         Node {
             pool: Pool::of_node(&info.resources),

@@ -17,7 +17,7 @@ pub(super) const GIVE_UP_AFTER: u32 = 3;
 /// could serve it are busy for long.
 const MOST_TRIES: u32 = 10;
 /// For how long a node is given nothing of a job. Then it is tried again, and one failure is enough.
-pub(super) const REST: Millis = 30_000;
+const REST: Millis = 30_000;
 
 /// A node and a job, since a start has failed and until one succeeds.
 struct Trouble {
@@ -136,13 +136,8 @@ impl State {
         };
         let Some(shape) = shape.filter(|shape| shape.bundle().is_none()) else { return false };
         let requirements = requirements_of(&shape);
-        self.nodes.iter().any(|other| {
-            other.info.id != node
-                && !self.is_unfit(other, waiter)
-                && other.may_serve(&shape)
-                && other.takes_more()
-                && requirements.iter().any(|asked| other.could_hold(asked))
-        })
+        let could = |other: &Node| other.could_serve(&shape, requirements.iter()) && !self.is_unfit(other, waiter);
+        self.nodes.iter().any(|other| other.info.id != node && could(other))
     }
 
     /// A worker process of the job is ready on the node: it may have more.
