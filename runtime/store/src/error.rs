@@ -11,8 +11,8 @@ use crate::extent::Extent;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the object store is full: no {needed} bytes in a row ({free} of {capacity} free, {pinned} pinned by readers, \
-     {unsealed} being written, {spill_room} left to spill to). Drop references or views that are no longer \
-     needed, or start the node with a larger store or spill capacity"
+     {unsealed} being written, {restoring} being read back from disk, {spill_room} left to spill to). Drop references or \
+     views that are no longer needed, or start the node with a larger store or spill capacity"
 )]
 pub struct Full {
     /// Bytes that were asked for.
@@ -25,8 +25,24 @@ pub struct Full {
     pub pinned: u64,
     /// Bytes of objects that are still being written.
     pub unsealed: u64,
+    /// Bytes of objects that are on their way back from the disk.
+    pub restoring: u64,
     /// Bytes that the spill directory may still take.
     pub spill_room: u64,
+    /// Whether there would be room if somebody let go.
+    pub held_by: HeldBy,
+}
+
+/// Who would have to be done with objects, as a reader or a writer, so that there is room for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeldBy {
+    /// Nobody: there would be no room then, either.
+    Nobody,
+    /// The process that asks, or one that waits for room itself, perhaps together with others.
+    Asker,
+    /// Others alone, none of which waits for room.
+    Others,
 }
 
 /// How an object exists that was to be created.

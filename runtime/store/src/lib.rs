@@ -62,8 +62,8 @@ pub mod store;
 pub mod table;
 
 pub use arena::Arena;
-pub use error::{AlreadyExists, CreateError, Full, GetError, RegionError, SpillError, UnsealedError};
+pub use error::{AlreadyExists, CreateError, Full, GetError, HeldBy, RegionError, SpillError, UnsealedError};
 pub use extent::Extent;
 pub use mapping::{Mapping, Region, WriteRegion};
-pub use store::{NodeStore, StoreConfig};
+pub use store::{NodeStore, Spilled, StoreConfig};
 pub use table::StoreStats;

@@ -10,7 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crc32c::crc32c;
+use crc32c::{crc32c, crc32c_append};
 use parking_lot::Mutex;
 
 use crate::error::SpillError;
@@ -127,14 +127,40 @@ impl SpillSpace {
 
     /// Reads an object's bytes back; they stay. `into` has the object's size.
     pub fn read(&self, object: SpillFile, into: &mut [u8]) -> Result<(), SpillError> {
+        self.read_checked(object, |file, written| {
+            file.read(into, written.extent.offset)?;
+            Ok(Some(crc32c(into)))
+        })
+    }
+
+    /// Reads an object's bytes one piece after the other, until one is refused. Only when all were read is it known that they
+    /// are what was written, so the last piece is not given if they are not.
+    pub fn read_pieces(&self, object: SpillFile, mut take: impl FnMut(&[u8]) -> bool) -> Result<(), SpillError> {
+        self.read_checked(object, |file, written| {
+            let (mut checksum, mut left) = (0, written.extent.len);
+            file.read_pieces(written.extent.len as usize, written.extent.offset, |piece| {
+                checksum = crc32c_append(checksum, piece);
+                left -= piece.len() as u64;
+                (left > 0 || checksum == written.checksum) && take(piece)
+            })?;
+            Ok((left == 0).then_some(checksum))
+        })
+    }
+
+    /// `read` answers the checksum of the bytes, if it has read them all.
+    fn read_checked(
+        &self,
+        object: SpillFile,
+        read: impl FnOnce(&BlockFile, SpilledObject) -> io::Result<Option<u32>>,
+    ) -> Result<(), SpillError> {
         let (file, written) = {
             let layout = self.layout.lock();
             (layout.file.clone(), layout.written.get(&object).copied())
         };
         let read = match (file, written) {
-            (Some(file), Some(written)) => file.read(into, written.extent.offset).and_then(|()| {
+            (Some(file), Some(written)) => read(&file, written).and_then(|checksum| {
                 let other = || io::Error::new(io::ErrorKind::InvalidData, "it is not what was written: the disk fails");
-                (crc32c(into) == written.checksum).then_some(()).ok_or_else(other)
+                checksum.is_none_or(|checksum| checksum == written.checksum).then_some(()).ok_or_else(other)
             }),
             _ => Err(io::ErrorKind::NotFound.into()),
         };

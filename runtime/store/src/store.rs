@@ -58,6 +58,14 @@ pub struct NodeStore {
     started: Instant,
 }
 
+/// An object on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spilled {
+    /// Its bytes.
+    pub size: u64,
+    file: SpillFile,
+}
+
 /// How long an answer of a [`Budget`] is trusted, unless it is used up earlier: others take memory, too.
 const BUDGET_TRUSTED: Duration = Duration::from_millis(10);
 
@@ -198,7 +206,7 @@ impl NodeStore {
             match table.pin(id, by)? {
                 Pin::Located(extent) => return Ok(extent),
                 Pin::Restoring => self.wait(&mut table),
-                Pin::Spilled => match table.restore_started(id)? {
+                Pin::Spilled => match table.restore_started(id, by)? {
                     Restore::MakeRoom(room) => {
                         self.make_room(&mut table, room).map_err(GetError::Spill)?;
                     }
@@ -232,6 +240,32 @@ impl NodeStore {
             Pin::Located(extent) => Ok(Some(extent)),
             Pin::Spilled | Pin::Restoring => Ok(None),
         }
+    }
+
+    /// An object that is on disk only, so that it can be read [without room in memory](NodeStore::read_spilled).
+    pub fn spilled(&self, id: ObjectId) -> Option<Spilled> {
+        let (size, file) = self.lock().spilled(id)?;
+        Some(Spilled { size, file })
+    }
+
+    /// Reads an object's bytes from disk one piece after the other, until one is refused. Whoever was given all of them has what was
+    /// written. Touches the disk.
+    ///
+    /// # Errors
+    /// The disk fails. `None` if the object was deleted or has come back to memory meanwhile.
+    pub fn read_spilled(&self, spilled: Spilled, take: impl FnMut(&[u8]) -> bool) -> Result<(), Option<SpillError>> {
+        let read = self.spill.read_pieces(spilled.file, take);
+        read.map_err(|error| self.spilled(spilled.file.id).filter(|still| *still == spilled).map(|_| error))
+    }
+
+    /// The processes that read or write objects here, and how many bytes these have; those with most first.
+    pub fn holders(&self) -> Vec<(ProcessId, u64)> {
+        self.lock().holders()
+    }
+
+    /// A process waits for room, or does so no more, for one object: so others know that it will hardly let go of what it has.
+    pub fn waits_for_room(&self, process: ProcessId, does: bool) {
+        self.lock().waits(process, does);
     }
 
     /// Takes one pin of a process back. Answers whether it had one.

@@ -110,6 +110,14 @@ struct Holdings {
     unsealed: BTreeSet<ObjectId>,
     /// How often it has pinned what.
     pins: BTreeMap<ObjectId, u64>,
+    /// For how many objects it waits for room: until then it will hardly let go of any.
+    waits: u64,
+}
+
+impl Holdings {
+    fn has(&self, id: &ObjectId) -> bool {
+        self.unsealed.contains(id) || self.pins.contains_key(id)
+    }
 }
 
 /// All objects of a store, and the map of its arena. The sums beside it are kept, and not counted anew, since each `put` asks for
@@ -185,6 +193,24 @@ impl ObjectTable {
         self.attached.entry(process).or_default();
     }
 
+    /// A process waits for room, or does so no more, for one object.
+    pub fn waits(&mut self, process: ProcessId, does: bool) {
+        if let Some(holdings) = self.attached.get_mut(&process) {
+            holdings.waits = if does { holdings.waits + 1 } else { holdings.waits.saturating_sub(1) };
+        }
+    }
+
+    /// The processes that read or write objects here, and how many bytes these have; those with most first.
+    pub fn holders(&self) -> Vec<(ProcessId, u64)> {
+        let size = |id: &ObjectId| self.objects.get(id).map_or(0, |object| object.size);
+        let held = self.attached.iter().map(|(process, holdings)| {
+            (*process, holdings.unsealed.iter().chain(holdings.pins.keys()).map(size).sum())
+        });
+        let mut holders: Vec<(ProcessId, u64)> = held.filter(|(_, bytes)| *bytes > 0).collect();
+        holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        holders
+    }
+
     /// Sets memory aside for an object.
     pub fn create(&mut self, id: ObjectId, size: u64, by: ProcessId) -> Result<Created, CreateError> {
         if !self.attached.contains_key(&by) {
@@ -207,7 +233,7 @@ impl ObjectTable {
         if size > capacity {
             return Err(CreateError::TooLarge { id, size, capacity, spill_capacity: self.spill_capacity });
         }
-        let allocation = match self.allocate(size, self.spill_capacity)? {
+        let allocation = match self.allocate(size, by, self.spill_capacity)? {
             Ok(allocation) => allocation,
             Err(room) => return Ok(Created::MakeRoom(room)),
         };
@@ -372,14 +398,22 @@ impl ObjectTable {
         self.unneeded.pop_if(|unneeded| Some(*unneeded) == file);
     }
 
-    /// Begins to bring a spilled object back.
-    pub fn restore_started(&mut self, id: ObjectId) -> Result<Restore, GetError> {
+    /// How large an object is, and where its bytes are, if it is on disk only.
+    pub fn spilled(&self, id: ObjectId) -> Option<(u64, SpillFile)> {
+        match self.objects.get(&id)? {
+            &Object { size, state: State::Spilled { file }, doomed: false, .. } => Some((size, file)),
+            _ => None,
+        }
+    }
+
+    /// Begins to bring a spilled object back, for a process that wants to pin it.
+    pub fn restore_started(&mut self, id: ObjectId, by: ProcessId) -> Result<Restore, GetError> {
         let Some(&Object { size, state: State::Spilled { file }, doomed: false, .. }) = self.objects.get(&id) else {
             return Err(GetError::Absent { id });
         };
         // Its own file can go as soon as it is back. Without that credit, a full store and a full
         // disk could never exchange anything.
-        let allocation = match self.allocate(size, self.spill_capacity.saturating_add(size))? {
+        let allocation = match self.allocate(size, by, self.spill_capacity.saturating_add(size))? {
             Ok(allocation) => allocation,
             Err(room) => return Ok(Restore::MakeRoom(room)),
         };

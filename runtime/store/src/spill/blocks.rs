@@ -80,13 +80,26 @@ impl BlockFile {
             self.read_blocks(blocks, at)?;
             (at, left) = (at + blocks.len() as u64, rest);
         }
-        let mut gathered = Gathered::new(whole(left.len()));
-        while !left.is_empty() {
-            let (part, rest) = left.split_at_mut(left.len().min(gathered.capacity));
-            let blocks = gathered.blocks(whole(part.len()));
-            self.read_blocks(blocks, at)?;
-            part.copy_from_slice(&blocks[..part.len()]);
-            (at, left) = (at + part.len() as u64, rest);
+        self.read_pieces(left.len(), at, |piece| {
+            let (part, rest) = std::mem::take(&mut left).split_at_mut(piece.len());
+            part.copy_from_slice(piece);
+            left = rest;
+            true
+        })
+    }
+
+    /// Reads so many bytes, which begin in the block at `offset`, one piece after the other, until one is refused.
+    pub(super) fn read_pieces(&self, len: usize, offset: u64, mut take: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
+        let mut gathered = Gathered::new(whole(len));
+        let mut at = 0;
+        while at < len {
+            let piece = (len - at).min(gathered.capacity);
+            let blocks = gathered.blocks(whole(piece));
+            self.read_blocks(blocks, offset + at as u64)?;
+            if !take(&blocks[..piece]) {
+                break;
+            }
+            at += piece;
         }
         Ok(())
     }

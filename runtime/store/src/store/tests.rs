@@ -353,3 +353,39 @@ fn without_a_disk_memory_that_is_short_is_an_error_that_says_so() {
     store.delete(object(1));
     store.put(2, 2 * MIB).unwrap();
 }
+
+#[test]
+fn what_is_on_disk_is_read_in_pieces_without_room_in_memory() {
+    let size = 20 * MIB + 5;
+    let (store, _disk) = spilling_store(24 * MIB);
+    store.put(1, size).unwrap();
+    assert_eq!(store.spilled(object(1)), None, "it is in memory");
+    store.put(2, size).unwrap();
+    let spilled = store.spilled(object(1)).unwrap();
+    let mut bytes = Vec::new();
+    let all = |bytes: &mut Vec<u8>, piece: &[u8]| {
+        bytes.extend_from_slice(piece);
+        true
+    };
+    store.read_spilled(spilled, |piece| all(&mut bytes, piece)).unwrap();
+    assert!(spilled.size == size && bytes == content(1, size));
+    // Who has had enough gets no more.
+    let mut pieces = 0;
+    let enough = |_: &[u8]| {
+        pieces += 1;
+        false
+    };
+    store.read_spilled(spilled, enough).unwrap();
+    assert_eq!(pieces, 1);
+    store.spill.flip_a_bit(object(1), size - 1);
+    let mut read = 0;
+    let count = |read: &mut u64, piece: &[u8]| {
+        *read += piece.len() as u64;
+        true
+    };
+    assert!(store.read_spilled(spilled, |piece| count(&mut read, piece)).unwrap_err().is_some(), "the disk has failed");
+    assert!(read < size, "nobody takes that for the object");
+    store.delete(object(1));
+    store.remove_unneeded_files();
+    assert!(store.read_spilled(spilled, |_| true).unwrap_err().is_none(), "it was deleted");
+}

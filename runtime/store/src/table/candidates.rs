@@ -19,7 +19,7 @@ type Objects = BTreeMap<ObjectId, Object>;
 /// What stands between the memory of an object and another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It is read, or not complete.
+    /// It is read, or not complete, or on its way back from the disk.
     Held {
         /// Whether it is on disk, too.
         has_copy: bool,
@@ -41,7 +41,8 @@ pub(super) struct Candidates {
     dirty: BTreeMap<u64, ObjectId>,
     /// Both, by the first byte that they take.
     places: BTreeMap<u64, ObjectId>,
-    /// Those that are read and have a copy.
+    /// Those that are held, and of them those that have a copy.
+    held: BTreeSet<ObjectId>,
     read: BTreeSet<ObjectId>,
     /// Bytes that belong to nothing, or to clean objects.
     at_once: Ranges,
@@ -62,6 +63,7 @@ impl Candidates {
             clean: BTreeMap::new(),
             dirty: BTreeMap::new(),
             places: BTreeMap::new(),
+            held: BTreeSet::new(),
             read: BTreeSet::new(),
             at_once: all.clone(),
             soon: all.clone(),
@@ -82,13 +84,13 @@ impl Candidates {
             return;
         }
         match before {
-            Some((_, Standing::Held { has_copy: true })) => _ = self.read.remove(&id),
+            Some((_, Standing::Held { .. })) => _ = (self.held.remove(&id), self.read.remove(&id)),
             Some((taken, Standing::Clean(key))) => _ = (self.clean.remove(&key), self.places.remove(&taken.offset)),
             Some((taken, Standing::Dirty(key))) => _ = (self.dirty.remove(&key), self.places.remove(&taken.offset)),
             _ => {}
         }
         match after {
-            Some((_, Standing::Held { has_copy: true })) => _ = self.read.insert(id),
+            Some((_, Standing::Held { has_copy })) => _ = (self.held.insert(id), has_copy && self.read.insert(id)),
             Some((taken, Standing::Clean(key))) => {
                 _ = (self.clean.insert(key, id), self.places.insert(taken.offset, id));
             }
@@ -125,6 +127,21 @@ impl Candidates {
     pub(super) fn that_make_room_in_the_end(&self, size: u64, objects: &Objects) -> Option<Vec<ObjectId>> {
         let hole = place_in(&self.ever, size)?;
         Some(self.that_make_room(self.oldest(), Foresight::over(&self.soon, size), hole, objects))
+    }
+
+    /// Whether there is room for `size` bytes if these objects are out of the way, too, and all that can leave has left: what must be
+    /// written for that only if it `may_write`.
+    pub(super) fn fits_without<'a>(
+        &self,
+        size: u64,
+        may_write: bool,
+        objects: impl Iterator<Item = &'a Object>,
+    ) -> bool {
+        let mut free = if may_write { self.ever.clone() } else { self.at_once.clone() };
+        for extent in objects.filter_map(Object::extent) {
+            free.insert(taken_for(extent));
+        }
+        place_in(&free, size).is_some()
     }
 
     /// The least recently used of these that make a hole; else, after some, those that lie in the `hole`.
@@ -187,6 +204,11 @@ impl Candidates {
         self.dirty.first_key_value().map(|(key, _)| *key)
     }
 
+    /// What is held, by whomever.
+    pub(super) fn held(&self) -> impl Iterator<Item = ObjectId> {
+        self.held.iter().copied()
+    }
+
     /// Objects in memory that are on disk, too: first those that will leave memory last.
     pub(super) fn copies(&self) -> impl Iterator<Item = ObjectId> {
         self.read.iter().chain(self.clean.values().rev()).copied()
@@ -224,7 +246,7 @@ impl Candidates {
         let mut anew = Candidates::new(capacity);
         objects.for_each(|(id, standing)| anew.replace(id, None, standing));
         assert_eq!((&self.clean, &self.dirty), (&anew.clean, &anew.dirty));
-        assert_eq!((&self.places, &self.read), (&anew.places, &anew.read));
+        assert_eq!((&self.places, &self.held, &self.read), (&anew.places, &anew.held, &anew.read));
         assert_eq!((&self.at_once, &self.soon, &self.ever), (&anew.at_once, &anew.soon, &anew.ever));
     }
 }

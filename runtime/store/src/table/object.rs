@@ -114,6 +114,8 @@ impl Object {
 pub(super) struct Tally {
     pub(super) unsealed: u64,
     pub(super) pinned: u64,
+    /// On their way back from the disk.
+    pub(super) restoring: u64,
     /// On disk only.
     pub(super) spilled: u64,
     /// On their way to the disk.
@@ -130,6 +132,7 @@ impl Tally {
         Self {
             unsealed: if_so(object.is_unsealed()),
             pinned: if_so(object.pins > 0),
+            restoring: if_so(matches!(object.state, State::Restoring { .. })),
             spilled: if_so(matches!(object.state, State::Spilled { .. } | State::Restoring { .. })),
             writing: if_so(matches!(object.state, State::Writing { .. })),
             copies: if_so(matches!(object.state, State::Sealed { copy: Some(_), .. })),
@@ -148,6 +151,7 @@ impl Tally {
     pub(super) fn replace(&mut self, before: Self, after: Self) {
         self.unsealed = self.unsealed - before.unsealed + after.unsealed;
         self.pinned = self.pinned - before.pinned + after.pinned;
+        self.restoring = self.restoring - before.restoring + after.restoring;
         self.spilled = self.spilled - before.spilled + after.spilled;
         self.writing = self.writing - before.writing + after.writing;
         self.copies = self.copies - before.copies + after.copies;

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use wingbeat_core::ObjectId;
+use wingbeat_core::{ObjectId, ProcessId};
 
 use super::candidates::{EVICTIONS_TRIED, Standing};
 use super::object::{Object, State};
-use super::{ObjectTable, Room};
+use super::{Holdings, ObjectTable, Room};
 use crate::allocator::Allocation;
-use crate::error::Full;
+use crate::error::{Full, HeldBy};
 
 /// How much is written at once where objects are smaller, in bytes: large enough that a disk is as fast as it can be.
 pub(crate) const BATCH: u64 = 8 << 20;
@@ -102,7 +102,12 @@ impl ObjectTable {
     }
 
     /// Takes memory for `size` bytes, from objects that have copies if there is not enough. Else answers what makes room.
-    pub(super) fn allocate(&mut self, size: u64, spill_capacity: u64) -> Result<Result<Allocation, Room>, Full> {
+    pub(super) fn allocate(
+        &mut self,
+        size: u64,
+        by: ProcessId,
+        spill_capacity: u64,
+    ) -> Result<Result<Allocation, Room>, Full> {
         if let Some(allocation) = self.allocator.allocate(size) {
             if self.allocator.free_bytes() >= self.ahead {
                 self.overtaken = 0;
@@ -116,7 +121,7 @@ impl ObjectTable {
         let leaving = match self.candidates.clean_that_make_room(size, foresight, &self.objects) {
             Some(clean) => clean,
             None if self.candidates.fits_soon(size) => return Ok(Err(Room::Wait)),
-            None => match self.leaving_for(size, spill_capacity)? {
+            None => match self.leaving_for(size, by, spill_capacity)? {
                 Ok(clean) => clean,
                 Err(room) => return Ok(Err(room)),
             },
@@ -130,25 +135,32 @@ impl ObjectTable {
 
     /// Those that leave memory so that `size` bytes fit, if all can at once; else those to write first. Nothing is written
     /// unless that will make it fit.
-    fn leaving_for(&mut self, size: u64, spill_capacity: u64) -> Result<Result<Vec<ObjectId>, Room>, Full> {
+    fn leaving_for(
+        &mut self,
+        size: u64,
+        by: ProcessId,
+        spill_capacity: u64,
+    ) -> Result<Result<Vec<ObjectId>, Room>, Full> {
         let spill_room = self.spill_room(spill_capacity);
-        let full = Full {
+        let full = || Full {
             needed: size,
             capacity: self.allocator.capacity(),
             free: self.allocator.free_bytes(),
             pinned: self.tally.pinned,
             unsealed: self.tally.unsealed,
+            restoring: self.tally.restoring,
             spill_room,
+            held_by: self.held_by(size, by, spill_room >= size),
         };
         // What is being written can be given up when it is.
-        let if_written = || if self.tally.writing > 0 { Ok(Err(Room::Wait)) } else { Err(full) };
+        let if_written = || if self.tally.writing > 0 { Ok(Err(Room::Wait)) } else { Err(full()) };
         if self.spill_capacity == 0 {
-            return Err(full);
+            return Err(full());
         }
         if spill_room == 0 {
             return if_written();
         }
-        let leaving = self.candidates.that_make_room_in_the_end(size, &self.objects).ok_or(full)?;
+        let leaving = self.candidates.that_make_room_in_the_end(size, &self.objects).ok_or_else(full)?;
         let has_copy = |id: &&ObjectId| self.objects.get(id).is_some_and(|object| object.file().is_some());
         let (clean, dirty): (Vec<&ObjectId>, Vec<&ObjectId>) = leaving.iter().partition(has_copy);
         if dirty.is_empty() {
@@ -163,6 +175,31 @@ impl ObjectTable {
         let dirty: Vec<ObjectId> = dirty.into_iter().copied().collect();
         self.give_up_for(&dirty, spill_capacity, &leaving);
         Ok(Err(Room::Write(dirty)))
+    }
+
+    /// Who would have to let go so that `size` bytes fit; `may_write` if there is room on the disk for what is let go.
+    fn held_by(&self, size: u64, asker: ProcessId, may_write: bool) -> HeldBy {
+        // If it would fit with what nobody holds, it is the disk that has too little room for that.
+        let may_write = may_write && !self.candidates.fits_without(size, true, std::iter::empty());
+        let wait = self.attached.iter().filter(|(process, holdings)| **process == asker || holdings.waits > 0);
+        let wait: Vec<&Holdings> = wait.map(|(_, holdings)| holdings).collect();
+        let is_askers = |id: &ObjectId| wait.iter().any(|holdings| holdings.has(id));
+        let can_leave = |object: &Object| may_write || object.doomed || object.file().is_some();
+        let held = self.candidates.held().filter_map(|id| self.objects.get(&id).map(|object| (id, object)));
+        let (of_asker, of_others): (Vec<_>, Vec<_>) =
+            held.filter(|(_, object)| can_leave(object)).partition(|(id, _)| is_askers(id));
+        let of_others = of_others.iter().map(|(_, object)| *object);
+        if self.candidates.fits_without(size, may_write, of_others.clone()) {
+            HeldBy::Others
+        } else if self.candidates.fits_without(
+            size,
+            may_write,
+            of_others.chain(of_asker.iter().map(|(_, object)| *object)),
+        ) {
+            HeldBy::Asker
+        } else {
+            HeldBy::Nobody
+        }
     }
 
     /// What could be written to disk if no object in memory had a copy there.

@@ -4,7 +4,7 @@ use wingbeat_core::TaskId;
 use super::candidates::EVICTIONS_TRIED;
 use super::*;
 use crate::allocator::WARM_FOR;
-use crate::error::Full;
+use crate::error::{Full, HeldBy};
 
 const KIB: u64 = 1 << 10;
 const CAPACITY: u64 = 1 << 20;
@@ -58,7 +58,9 @@ impl ObjectTable {
     }
 
     fn restore(&mut self, id: ObjectId) {
-        let Ok(Restore::Read(allocation, _)) = self.restore_started(id) else { panic!("{id} cannot be restored") };
+        let Ok(Restore::Read(allocation, _)) = self.restore_started(id, ALICE) else {
+            panic!("{id} cannot be restored")
+        };
         self.backed(&allocation.cold);
         self.restored(id);
     }
@@ -262,6 +264,91 @@ fn unsealed_memory_is_never_spilled() {
     assert!(matches!(table.create(object(2), 1, ALICE), Err(CreateError::Full(Full { unsealed: CAPACITY, .. }))));
 }
 
+/// Whom a full table names to a process that wants so many bytes.
+fn held_by(table: &mut ObjectTable, size: u64, asker: ProcessId) -> HeldBy {
+    match table.create(object(99), size, asker) {
+        Err(CreateError::Full(full)) => full.held_by,
+        other => panic!("there is room: {other:?}"),
+    }
+}
+
+#[test]
+fn a_full_table_says_who_would_have_to_let_go() {
+    let mut table = table(4 * CAPACITY);
+    let (half, most) = (512 * KIB, 768 * KIB);
+    table.put(object(1), half);
+    table.pin(object(1), BOB).unwrap();
+    assert_eq!(held_by(&mut table, most, ALICE), HeldBy::Others);
+    assert_eq!(held_by(&mut table, most, BOB), HeldBy::Asker);
+    // What both read is there until both are done.
+    table.pin(object(1), ALICE).unwrap();
+    assert_eq!(held_by(&mut table, most, ALICE), HeldBy::Asker);
+    table.unpin(object(1), ALICE);
+    // What is written is like what is read.
+    table.write(object(2), half);
+    assert_eq!(held_by(&mut table, half, BOB), HeldBy::Others);
+    assert_eq!(held_by(&mut table, most, BOB), HeldBy::Asker);
+    assert_eq!(held_by(&mut table, half, ALICE), HeldBy::Others);
+    assert_eq!(held_by(&mut table, CAPACITY, ALICE), HeldBy::Asker);
+}
+
+#[test]
+fn those_who_read_and_write_are_named_with_how_much() {
+    let mut table = table(0);
+    table.write(object(1), 64 * KIB);
+    table.put(object(2), 128 * KIB);
+    assert_eq!(table.holders(), [(ALICE, 64 * KIB)]);
+    table.pin(object(2), BOB).unwrap();
+    table.pin(object(2), BOB).unwrap();
+    assert_eq!(table.holders(), [(BOB, 128 * KIB), (ALICE, 64 * KIB)]);
+}
+
+#[test]
+fn who_waits_for_room_is_not_waited_for_as_others_are() {
+    let mut table = table(4 * CAPACITY);
+    table.put(object(1), 512 * KIB);
+    table.pin(object(1), BOB).unwrap();
+    assert_eq!(held_by(&mut table, CAPACITY, ALICE), HeldBy::Others);
+    table.waits(BOB, true);
+    assert_eq!(held_by(&mut table, CAPACITY, ALICE), HeldBy::Asker);
+    table.waits(BOB, false);
+    assert_eq!(held_by(&mut table, CAPACITY, ALICE), HeldBy::Others);
+}
+
+#[test]
+fn what_comes_back_from_disk_is_held_by_others_until_it_can_leave_again() {
+    let mut table = table(4 * CAPACITY);
+    table.put(object(1), CAPACITY);
+    table.spill(object(1));
+    assert!(matches!(table.restore_started(object(1), ALICE), Ok(Restore::Read(..))));
+    let full = table.create(object(2), 64, ALICE);
+    assert!(matches!(full, Err(CreateError::Full(Full { held_by: HeldBy::Others, restoring: CAPACITY, .. }))));
+    table.restored(object(1));
+    table.put(object(2), 64);
+}
+
+#[test]
+fn where_the_disk_is_what_lacks_room_nobody_holds_anything() {
+    // Of three objects two would have to be written, and one can.
+    let mut table = table(600 * KIB);
+    table.put(object(1), 400 * KIB);
+    table.put(object(2), 400 * KIB);
+    assert_eq!(held_by(&mut table, 512 * KIB, ALICE), HeldBy::Nobody);
+}
+
+#[test]
+fn what_could_not_be_spilled_is_held_by_nobody_but_what_goes_when_it_is_read_is() {
+    let mut table = table(0);
+    table.put(object(1), CAPACITY);
+    assert_eq!(held_by(&mut table, 64, ALICE), HeldBy::Nobody);
+    table.pin(object(1), BOB).unwrap();
+    assert_eq!(held_by(&mut table, 64, ALICE), HeldBy::Nobody);
+    table.delete(object(1));
+    assert_eq!(held_by(&mut table, 64, ALICE), HeldBy::Others);
+    table.unpin(object(1), BOB);
+    table.put(object(2), CAPACITY);
+}
+
 #[test]
 fn a_full_disk_ends_the_spilling() {
     let mut table = table(300 * KIB);
@@ -299,7 +386,7 @@ fn a_spilled_object_comes_back_even_if_the_disk_is_full() {
     table.put(object(1), 600 * KIB);
     let file = table.spill(object(1));
     table.put(object(2), 600 * KIB);
-    assert_eq!(table.restore_started(object(1)).unwrap(), Restore::MakeRoom(Room::Write(vec![object(2)])));
+    assert_eq!(table.restore_started(object(1), ALICE).unwrap(), Restore::MakeRoom(Room::Write(vec![object(2)])));
     table.copy(object(2));
     table.restore(object(1));
     assert!(table.is_spilled(object(2)));
@@ -590,7 +677,7 @@ impl Shell {
                     self.located.entry((object(seq), ProcessId(by))).or_default().push(extent);
                 }
                 Ok(Pin::Spilled) => {
-                    if let Ok(Restore::MakeRoom(room)) = table.restore_started(object(seq)) {
+                    if let Ok(Restore::MakeRoom(room)) = table.restore_started(object(seq), ALICE) {
                         self.make_room(table, room);
                     }
                 }
