@@ -211,10 +211,11 @@ fn there_is_no_room(count: usize) {
     }
 }
 
-/// A cluster whose node, with a store of so many bytes, outlives its drivers.
+/// A cluster whose node, with a store of so many bytes, outlives its drivers, and says at once that there is no room.
 fn cluster_with(store: &str) -> TestCluster {
     let mut cluster = TestCluster::start(0, 0).unwrap();
-    cluster.add_node(&["--num-cpus", "1", "--object-store-memory", store]).unwrap();
+    let args = ["--num-cpus", "1", "--object-store-memory", store];
+    cluster.add_node_with(&args, &[("WINGBEAT_ROOM_LIMIT_MS", "1")]).unwrap();
     cluster
 }
 
@@ -248,7 +249,11 @@ fn what_a_session_has_kept_is_free_when_its_last_buffer_is_dropped() {
     drop(first);
     let _second = join(&cluster);
     // There is room for one.
-    assert!(matches!(put(&numbers(half)), Err(Error::StoreFull { .. })));
+    let full = put(&numbers(half)).unwrap_err();
+    assert!(
+        matches!(full, Error::StoreFull { .. }) && full.to_string().contains("most is held by a program"),
+        "{full}"
+    );
     assert!(buffer.is_elsewhere() && is_right(&buffer));
     drop(buffer);
     put_when_there_is_room(half);

@@ -40,7 +40,7 @@ fn zeros(len: usize) -> Vec<u8> {
 }
 
 fn cluster() -> TestCluster {
-    let env = [("WINGBEAT_OWNERS_MS", "50"), ("WINGBEAT_ADOPTED_MS", "300")];
+    let env = [("WINGBEAT_OWNERS_MS", "50"), ("WINGBEAT_ADOPTED_MS", "300"), ("WINGBEAT_ROOM_LIMIT_MS", "1")];
     let mut cluster = TestCluster::with_env(0, 0, &env).unwrap();
     cluster.add_node_with(STORE, &env).unwrap();
     cluster

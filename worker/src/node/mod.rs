@@ -29,6 +29,7 @@ mod output;
 mod owners;
 mod pool;
 mod release;
+mod room;
 mod service;
 mod succession;
 mod term;
@@ -196,6 +197,8 @@ pub(crate) struct Daemon {
     loans: loans::Loans,
     /// Objects that come from other nodes or go there, and the connections for that until they are idle.
     transfers: transfer::Transfers,
+    /// Who waits for room in the store that others hold.
+    room: room::Room,
     /// Who writes objects to disk ahead of need, and removes files.
     disk_work: disk_work::DiskWork,
     /// Whose objects lie here, as long as any do; and the steward, which is shut down last.
@@ -268,6 +271,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         launches: Arc::new(tokio::sync::Semaphore::new(LAUNCHES)),
         loans: loans::Loans::default(),
         transfers: transfer::Transfers::default(),
+        room: room::Room::new(process),
         disk_work: disk_work::DiskWork::default(),
         owners: owners::Owners::new(steward),
         executables: executables::Executables::default(),

@@ -6,13 +6,16 @@ use std::time::Instant;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::Stored;
 use wingbeat_core::{ObjectId, ProcessId};
-use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError, NodeStore};
+use wingbeat_store::{AlreadyExists, CreateError, Extent, Full, GetError, NodeStore};
 
 use super::Daemon;
 
 /// How often an object may vanish between its arrival and the look at it before it is given up: each time, somebody
 /// must have deleted it.
 const VANISHED: u32 = 8;
+
+/// So many of those who hold most are named where there is no room.
+const HOLDERS: usize = 3;
 
 /// What becomes of an object that is here when it is to be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +35,13 @@ pub(super) enum Destination {
     Free(Extent),
     /// The object, complete, of so many bytes.
     Taken(u64),
+}
+
+/// Why there is no place for an object that is to be written.
+pub(super) enum NoPlace {
+    /// There is no room now.
+    Full(Full),
+    Failed(Error),
 }
 
 /// What the store did for a process on a thread that may block. It is undone if whoever has asked is gone when it is done: the
@@ -63,10 +73,10 @@ impl Drop for Unclaimed {
 
 impl Daemon {
     /// Gives a process a place for an object that it is to write, unless the object is `present` and stays. Waits for another
-    /// process that is writing it, or still reads one that goes.
+    /// process that is writing it, or still reads one that goes, and for room that others hold.
     ///
     /// # Errors
-    /// There is no room, or the other process takes too long.
+    /// There is no room, or others take too long.
     pub(super) async fn create(
         self: &Arc<Self>,
         object: ObjectId,
@@ -74,6 +84,31 @@ impl Daemon {
         by: ProcessId,
         present: Present,
     ) -> Result<Destination, Error> {
+        let mut wait = self.room.wait(by, &self.store);
+        loop {
+            let settled = self.transfers.settled.notified();
+            match self.create_if_there_is_room(object, size, by, present).await {
+                Ok(destination) => {
+                    wait.got();
+                    return Ok(destination);
+                }
+                Err(NoPlace::Full(full)) => {
+                    let changed = wait.until_changed(&full, settled).await;
+                    changed.map_err(|why| self.store_full(object, why))?;
+                }
+                Err(NoPlace::Failed(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// [`Daemon::create`], but for the wait for room.
+    pub(super) async fn create_if_there_is_room(
+        self: &Arc<Self>,
+        object: ObjectId,
+        size: u64,
+        by: ProcessId,
+        present: Present,
+    ) -> Result<Destination, NoPlace> {
         let mut waiting_since = None;
         loop {
             // Before the look, so that nothing between the two is missed.
@@ -106,7 +141,7 @@ impl Daemon {
                     };
                     created.map(|extent| Unclaimed { daemon, object, by, extent, undo, is_claimed: false })
                 });
-                let got = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
+                let got = creating.await.map_err(|error| NoPlace::Failed(thread_failed("spilling objects", &error)))?;
                 created = got.map(|got| Some(got.claim()));
             }
             match created {
@@ -124,12 +159,31 @@ impl Daemon {
                 Err(CreateError::AlreadyExists { state, .. }) => {
                     let since = *waiting_since.get_or_insert_with(Instant::now);
                     let in_time = self.transfers.others_settle(state, since, settled).await;
-                    in_time
-                        .map_err(|why| Error::ObjectUnavailable { object, why: format!("{}: {why}", self.who.id) })?;
+                    let unavailable = |why| Error::ObjectUnavailable { object, why: format!("{}: {why}", self.who.id) };
+                    in_time.map_err(|why| NoPlace::Failed(unavailable(why)))?;
                 }
-                Err(error) => return Err(create_error(object, &error)),
+                Err(CreateError::Full(full)) => return Err(NoPlace::Full(full)),
+                Err(error) => return Err(NoPlace::Failed(create_error(object, &error))),
             }
         }
+    }
+
+    /// There is no room for an object, and who holds most.
+    pub(super) fn store_full(&self, object: ObjectId, why: String) -> Error {
+        let holders = self.store.holders();
+        let pool = self.pool.lock();
+        let named = holders.iter().take(HOLDERS).map(|(process, bytes)| match pool.processes.get(process) {
+            Some(known) => {
+                let name = known.page.name();
+                let name = if name.is_empty() { "a worker process" } else { &name };
+                format!("{name} (pid {}) {bytes} bytes", pool.state.pid_of(*process))
+            }
+            None if *process == self.who.process => format!("transfers between nodes {bytes} bytes"),
+            None => format!("a program ({process}) {bytes} bytes"),
+        });
+        let named: Vec<String> = named.collect();
+        let held = if named.is_empty() { String::new() } else { format!("; most is held by {}", named.join(", ")) };
+        Error::StoreFull { what: object.to_string(), why: why + &held }
     }
 
     /// Deletes objects here. Their disk space is given back later.
@@ -137,6 +191,7 @@ impl Daemon {
         for object in objects {
             self.store.delete(object);
         }
+        self.transfers.object_settled();
         self.remove_unneeded_files();
     }
 
@@ -145,21 +200,27 @@ impl Daemon {
     ///
     /// # Errors
     /// [`Error::ObjectLost`] when there is no copy at any of its holders, [`Error::ObjectUnavailable`] when there may be one
-    /// that cannot be read from here now, or there is no room for it.
+    /// that cannot be read from here now, [`Error::StoreFull`] when there is no room for it.
     pub(super) async fn read(
         self: &Arc<Self>,
         object: ObjectId,
         stored: Stored,
         by: ProcessId,
     ) -> Result<(Extent, bool), Error> {
-        let (mut new, mut unreadable) = (false, None);
-        for _ in 0..VANISHED {
+        let (mut new, mut unreadable, mut vanished) = (false, None, 0);
+        let mut wait = self.room.wait(by, &self.store);
+        while vanished < VANISHED {
+            let settled = self.transfers.settled.notified();
             let obtained = self.obtain(object, &stored).await;
             new |= obtained.map_err(|error| also_because(error, unreadable.take()))?;
             match self.pin(object, by).await? {
-                Ok(extent) => return Ok((extent, new)),
+                Ok(extent) => {
+                    wait.got();
+                    return Ok((extent, new));
+                }
                 Err(GetError::Full(full)) => {
-                    return Err(Error::StoreFull { what: object.to_string(), why: full.to_string() });
+                    let changed = wait.until_changed(&full, settled).await;
+                    changed.map_err(|why| self.store_full(object, why))?;
                 }
                 Err(error @ (GetError::OutOfMemory { .. } | GetError::Spill(_))) => {
                     return Err(Error::StoreFull { what: object.to_string(), why: error.to_string() });
@@ -169,9 +230,10 @@ impl Daemon {
                     tracing::warn!(%error, %object, "a copy on disk is lost");
                     self.delete(vec![object]);
                     unreadable = Some(error);
+                    vanished += 1;
                 }
                 // Deleted in that moment.
-                Err(GetError::Absent { .. } | GetError::Unsealed { .. }) => {}
+                Err(GetError::Absent { .. } | GetError::Unsealed { .. }) => vanished += 1,
                 Err(error) => return Err(Error::ObjectUnavailable { object, why: error.to_string() }),
             }
         }
@@ -195,6 +257,10 @@ impl Daemon {
                 store.release(object, by);
             };
             let got = daemon.store.get(object, by);
+            if got.is_err() {
+                // The room that it would have come back to is for others.
+                daemon.object_settled();
+            }
             got.map(|extent| Unclaimed { daemon, object, by, extent, undo, is_claimed: false })
         });
         let got = got.await.map_err(|error| thread_failed("reading a spilled object", &error))?;

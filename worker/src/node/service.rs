@@ -235,8 +235,9 @@ impl wingbeat_net::services::Node for NodeService {
         self.daemon.process_above(pid)
     }
 
-    async fn settle_output(self, _: Context, job: JobId) {
+    async fn settle_output(self, _: Context, job: JobId) -> bool {
         self.daemon.settle_output(job).await;
+        true
     }
 
     async fn fetch(self, _: Context, what: Fetch) -> Result<(Located, bool), Error> {

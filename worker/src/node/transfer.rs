@@ -32,10 +32,10 @@ use wingbeat_net::address::{self, DialError, Stream};
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::limits::limits;
 use wingbeat_net::mux;
-use wingbeat_store::{AlreadyExists, Extent, GetError};
+use wingbeat_store::{AlreadyExists, Extent, GetError, Spilled};
 
 use super::Daemon;
-use super::objects::{Destination, Present, thread_failed};
+use super::objects::{Destination, NoPlace, Present, thread_failed};
 use super::wire::{self, Wire};
 
 const ABSENT: u64 = u64::MAX;
@@ -247,7 +247,7 @@ enum Failure {
     /// The holder has no copy, or has died.
     Absent(String),
     /// There is no place for it here: another holder would not help.
-    Place(Error),
+    Place(NoPlace),
     /// It could not be asked, or could not send it.
     Unreached(String),
     /// Nobody listens where it did, or another daemon does.
@@ -312,19 +312,34 @@ impl Daemon {
         let mut absent = Vec::new();
         let mut pause = PAUSES.0;
         let mut failing_since = None;
+        let mut wait = self.room.wait(self.who.process, &self.store);
         loop {
             let mut unreached = Vec::new();
             let mut left = Vec::new();
             for holder in holders {
-                match self.fetch_from(object, stored.size, &holder).await {
-                    Ok(copy) => return Ok(copy),
-                    Err(Failure::Place(error)) => return Err(error),
-                    Err(Failure::Absent(why)) => absent.push(format!("{}: {why}", holder.node)),
-                    Err(Failure::Unreached(why) | Failure::Refused(why)) => {
-                        tracing::info!(%object, node = %holder.node, why, "cannot fetch an object");
-                        unreached.push(format!("{}: {why}", holder.node));
-                        left.push(holder);
+                loop {
+                    let settled = self.transfers.settled.notified();
+                    match self.fetch_from(object, stored.size, &holder).await {
+                        Ok(copy) => {
+                            wait.got();
+                            return Ok(copy);
+                        }
+                        // It has no turn while it waits: what others fetch may fit.
+                        Err(Failure::Place(NoPlace::Full(full))) => {
+                            let changed = wait.until_changed(&full, settled).await;
+                            changed.map_err(|why| self.store_full(object, why))?;
+                            failing_since = None;
+                            continue;
+                        }
+                        Err(Failure::Place(NoPlace::Failed(error))) => return Err(error),
+                        Err(Failure::Absent(why)) => absent.push(format!("{}: {why}", holder.node)),
+                        Err(Failure::Unreached(why) | Failure::Refused(why)) => {
+                            tracing::info!(%object, node = %holder.node, why, "cannot fetch an object");
+                            unreached.push(format!("{}: {why}", holder.node));
+                            left.push(holder);
+                        }
                     }
+                    break;
                 }
             }
             if left.is_empty() {
@@ -374,6 +389,10 @@ impl Daemon {
                     connections.idle.lock().push((wire, Instant::now()));
                     return Ok(copy);
                 }
+                Err(full @ Failure::Place(_)) => {
+                    connections.idle.lock().push((wire, Instant::now()));
+                    return Err(full);
+                }
                 // It may have been broken for as long as it was idle, and the others with it.
                 Err(Failure::Unreached(why)) => {
                     tracing::debug!(%node, why, "an idle bulk connection was broken");
@@ -396,9 +415,11 @@ impl Daemon {
             }
         };
         let wire = Wire::new(stream, limit)?;
-        let copy = self.fetch_over(object, size, node, &wire).await?;
-        connections.idle.lock().push((wire, Instant::now()));
-        Ok(copy)
+        let fetched = self.fetch_over(object, size, node, &wire).await;
+        if matches!(fetched, Ok(_) | Err(Failure::Place(_))) {
+            connections.idle.lock().push((wire, Instant::now()));
+        }
+        fetched
     }
 
     /// Whether the head says that a node is no part of the cluster. One that may not lead does not say it.
@@ -433,7 +454,8 @@ impl Daemon {
         wire: &Arc<Wire>,
     ) -> Result<Fetched, Failure> {
         // The place first: what was asked for is then read without a pause, and the holder need not wait.
-        let destination = self.create(object, size, self.who.process, Present::Same).await.map_err(Failure::Place)?;
+        let place = self.create_if_there_is_room(object, size, self.who.process, Present::Same).await;
+        let destination = place.map_err(Failure::Place)?;
         let Destination::Free(extent) = destination else { return Ok(Fetched::Found) };
         let filled = match self.unless_dead(node, ask(object, size, wire)).await {
             Ok(Ok(())) => self.fill(extent, node, wire).await,
@@ -504,6 +526,13 @@ impl Daemon {
                 self.delete(vec![object]);
                 return wire.send(&ABSENT.to_le_bytes()).await;
             }
+            Ok(Err(error @ GetError::Full(_))) => {
+                waits?;
+                return match self.store.spilled(object) {
+                    Some(spilled) => self.send_from_disk(spilled, object, wire).await,
+                    None => refuse(wire, &error.to_string()).await,
+                };
+            }
             Ok(Err(error)) => return refuse(wire, &error.to_string()).await,
             Err(error) => return refuse(wire, &error.to_string()).await,
         };
@@ -514,6 +543,37 @@ impl Daemon {
         self.store.release(object, self.who.process);
         self.object_settled();
         sent
+    }
+
+    /// Sends an object that is on disk and for which there is no room in memory: if two nodes waited for that, each for what the other has,
+    /// neither would ever get it.
+    async fn send_from_disk(
+        self: &Arc<Self>,
+        spilled: Spilled,
+        object: ObjectId,
+        wire: &Arc<Wire>,
+    ) -> std::io::Result<()> {
+        let (daemon, to) = (self.clone(), wire.clone());
+        let sending = self.disk_work.wait_for(move || {
+            // Not before the thread is there: from here on the reader waits for bytes.
+            let mut sent = to.drain(&spilled.size.to_le_bytes());
+            let read = daemon.store.read_spilled(spilled, |piece| {
+                sent = std::mem::replace(&mut sent, Ok(())).and_then(|()| to.drain(piece));
+                sent.is_ok()
+            });
+            (read, sent)
+        });
+        let (read, sent) = sending.await.map_err(std::io::Error::other)?;
+        match read {
+            Ok(()) => sent,
+            // The reader does not have all, and hears nothing more here.
+            Err(None) => Err(std::io::Error::other("it was moved while it was sent")),
+            Err(Some(error)) => {
+                tracing::warn!(%error, %object, "a copy on disk is lost");
+                self.delete(vec![object]);
+                Err(std::io::Error::other(error))
+            }
+        }
     }
 
     async fn send_region(&self, extent: Extent, wire: &Arc<Wire>) -> std::io::Result<()> {

@@ -146,7 +146,8 @@ impl Wire {
         Ok(())
     }
 
-    fn drain(&self, mut bytes: &[u8]) -> io::Result<()> {
+    /// Sends all bytes, on a thread that may block.
+    pub(super) fn drain(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let piece = bytes.len().min(PIECE);
             match rustix::net::send(&self.fd, &bytes[..piece], SendFlags::NOSIGNAL) {

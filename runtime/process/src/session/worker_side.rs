@@ -1,5 +1,6 @@
 //! What a worker process does with a [`Process`]: arguments in, results out.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,10 @@ use crate::session::values::pack_output;
 use crate::wire::process::Process;
 use crate::wire::view::Bits;
 
+/// How often a task lets go of its arguments because there is no room for all of them, and how long at most it has none then.
+const LETS_GO: u32 = 5;
+const LET_GO_FOR: Duration = Duration::from_secs(2);
+
 /// How long an orderly end waits until the head has leases back. Without it they end with their worker processes.
 const RETURN_LIMIT: Duration = Duration::from_millis(200);
 
@@ -36,12 +41,27 @@ impl Session {
     pub async fn bring_in(&self, args: &[Arg], patient: bool) -> Result<Vec<Incoming>, Error> {
         let process = self.process();
         let mut incoming = Vec::with_capacity(args.len());
+        self.fits_in_the_store(args)?;
         // All at once: the disk and other nodes are faster so than one after another.
-        let fetching = args.iter().filter_map(|arg| match arg {
-            Arg::Stored(id, stored) => Some(process.fetch_argument(*id, stored)),
-            Arg::Value(_) | Arg::Ref(..) => None,
-        });
-        let mut fetched = join_all(fetching).await.into_iter();
+        let fetch = || {
+            join_all(args.iter().filter_map(|arg| match arg {
+                Arg::Stored(id, stored) => Some(process.fetch_argument(*id, stored)),
+                Arg::Value(_) | Arg::Ref(..) => None,
+            }))
+        };
+        let mut fetched = fetch().await;
+        let mut times = 0;
+        // Several such tasks may each have a part of theirs in a full store. The others can go on when one lets go.
+        while fetched.len() > 1
+            && times < LETS_GO
+            && fetched.iter().any(|got| matches!(got, Err(Error::StoreFull { .. })))
+        {
+            drop(fetched);
+            times += 1;
+            tokio::time::sleep(LET_GO_FOR.mul_f64(rand::random::<f64>())).await;
+            fetched = fetch().await;
+        }
+        let mut fetched = fetched.into_iter();
         for arg in args {
             incoming.push(match arg {
                 Arg::Value(packed) => Incoming {
@@ -69,6 +89,28 @@ impl Session {
             });
         }
         Ok(incoming)
+    }
+
+    /// Refuses arguments that could never be in the node's store at the same time.
+    fn fits_in_the_store(&self, args: &[Arg]) -> Result<(), Error> {
+        let stored = args.iter().filter_map(|arg| match arg {
+            Arg::Stored(id, stored) => Some((*id, stored.size)),
+            Arg::Value(_) | Arg::Ref(..) => None,
+        });
+        if stored.clone().nth(1).is_none() {
+            return Ok(());
+        }
+        let sizes: BTreeMap<ObjectId, u64> = stored.collect();
+        let needed: u64 = sizes.values().sum();
+        let capacity = self.process().storage().map_or(u64::MAX, |node| node.mapping().capacity());
+        if needed <= capacity {
+            return Ok(());
+        }
+        let why = format!(
+            "they have {needed} bytes, and the store {capacity}, where all are at the same time. Start the node with a larger store \
+             (--object-store-memory), or take fewer at a time"
+        );
+        Err(Error::StoreFull { what: "all arguments of a task".into(), why })
     }
 
     /// Whether [`Session::bring_in`] needs nobody else: then it is done in one poll.

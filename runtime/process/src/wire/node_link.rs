@@ -107,7 +107,7 @@ impl NodeLink {
     }
 
     /// The node's shared memory.
-    pub(super) fn mapping(&self) -> &Arc<Mapping> {
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.shared.mapping
     }
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wingbeat_core::ObjectId;
 use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
@@ -12,14 +13,33 @@ use wingbeat_core::value::{StoreNode, Stored};
 use wingbeat_net::messages::{Fetch, Located, PeerMessage, Place};
 use wingbeat_store::Extent;
 
+use crate::note::note;
 use crate::owner::Outside;
 use crate::recorded::Event;
 use crate::wire::node_link::NodeLink;
 use crate::wire::process::Process;
 use crate::wire::view::{Bits, Pinned};
 
+/// After so long it is said that a value waits for room, once a minute.
+const TOLD_AFTER: Duration = Duration::from_secs(5);
+
+/// When that was said last.
+static TOLD: Mutex<Option<Instant>> = Mutex::new(None);
+
 /// The pause before an owner is told again of a copy, when contact with it was lost.
 const TOLD_AGAIN: Duration = Duration::from_secs(1);
+
+/// The thread that writes a value stands still meanwhile, and whoever looks on sees nothing happen.
+fn say_that_it_waits(bytes: u64) {
+    let mut told = TOLD.lock();
+    if told.is_none_or(|told| told.elapsed() >= Duration::from_secs(60)) {
+        *told = Some(Instant::now());
+        note(format_args!(
+            "a value of {bytes} bytes has waited for {} s for room in its node's object store, until others drop values or are done with them",
+            TOLD_AFTER.as_secs()
+        ));
+    }
+}
 
 impl Process {
     /// Attaches the store of a node, the first one or, after that one died, another.
@@ -86,7 +106,14 @@ impl Process {
                     let steward = steward.clone();
                     async move { node.create(id, size, replaces, steward).await }
                 };
-                process.ask_node(ask).await
+                let mut creating = std::pin::pin!(process.ask_node(ask));
+                match tokio::time::timeout(TOLD_AFTER, &mut creating).await {
+                    Ok(created) => created,
+                    Err(_) => {
+                        say_that_it_waits(size);
+                        creating.await
+                    }
+                }
             };
             let (node, place) = self.on_io(create)?;
             let size = match place {
