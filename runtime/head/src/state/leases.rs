@@ -273,7 +273,7 @@ impl State {
 
     pub(super) fn lease_failed(&mut self, id: LeaseId, error: Error) {
         let Some(lease) = self.leases.leases.get(&id) else { return };
-        let (holder, node, job, ending) = (lease.holder, lease.taken.node, lease.job, lease.is_ending());
+        let (holder, node, ending) = (lease.holder, lease.taken.node, lease.is_ending());
         self.forget_lease(id);
         match holder {
             Holder::Actor(actor) => self.actor_failed_to_start(actor, id, Some(node), error),
@@ -281,13 +281,17 @@ impl State {
             Holder::Tasks(_) if ending => {}
             Holder::Nobody => {}
             Holder::Tasks(asker) => {
+                let waiter = Waiter::Tasks(asker.0, asker.1);
+                if self.was_under_way(node, waiter) {
+                    return;
+                }
                 let Some(demand) = self.leases.demands.get_mut(&asker) else { return };
                 demand.failures += 1;
                 let seen = demand.failures;
                 let is_served = demand.held.len() as u32 > demand.starting;
-                let is_tried_again = self.start_failed(node, Waiter::Tasks(asker.0, asker.1), seen, &error);
+                let is_tried_again = self.start_failed(node, waiter, seen, &error);
                 // What runs well elsewhere goes on.
-                let goes_on = is_tried_again || (is_served && self.unfit.rests(node, job));
+                let goes_on = is_tried_again || (is_served && self.another_could_serve(node, waiter));
                 if !goes_on {
                     self.refuse_demand(&asker, error);
                 }

@@ -1,5 +1,5 @@
-//! Nodes on which the program of a job cannot be started, as it seems: a library is missing there, or it has no room for more processes. For
-//! some time such a node is given nothing of the job that another could serve, so that it does not fail what others run well.
+//! Nodes on which the program of a job cannot be started, as it seems: a library is missing there, or it has no room for more processes. If
+//! another could serve what has failed there, such a node is given nothing of the job for some time, so that it does not fail what others run well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -102,7 +102,10 @@ impl State {
     /// In whose name somebody waits for a process.
     pub(super) fn job_of_waiter(&self, waiter: Waiter) -> Option<JobId> {
         match waiter {
-            Waiter::Tasks(process, _) => self.job_of(process),
+            // Of a process whose node is lost the job is known no more, and what it has asked for still waits in its name.
+            Waiter::Tasks(process, _) => {
+                self.job_of(process).or_else(|| self.queue.standing(waiter).and_then(|standing| standing.job))
+            }
             Waiter::Actor(actor) => self.actors.spec(actor).map(|spec| spec.job),
             // Nothing is started for it.
             Waiter::Group(_) => None,
@@ -112,6 +115,13 @@ impl State {
     /// Whether a node is given nothing of the waiter's job for now.
     pub(super) fn is_unfit(&self, node: &Node, waiter: Waiter) -> bool {
         !self.unfit.is_empty() && self.job_of_waiter(waiter).is_some_and(|job| self.unfit.rests(node.info.id, job))
+    }
+
+    /// Whether a start that has failed was under way when its node began to rest, and says nothing that was not known: so many may have been at a
+    /// time that nothing was ready elsewhere before they had failed.
+    pub(super) fn was_under_way(&self, node: NodeId, waiter: Waiter) -> bool {
+        let rests = self.job_of_waiter(waiter).is_some_and(|job| self.unfit.rests(node, job));
+        rests && self.another_could_serve(node, waiter)
     }
 
     /// A worker process could not be started for a waiter, which has seen so many failures since the last that could be. Whether it is tried
@@ -128,7 +138,8 @@ impl State {
         seen < if may_go_elsewhere { MOST_TRIES } else { GIVE_UP_AFTER }
     }
 
-    fn another_could_serve(&self, node: NodeId, waiter: Waiter) -> bool {
+    /// Whether there is another node that could serve it, and does not rest for it.
+    pub(super) fn another_could_serve(&self, node: NodeId, waiter: Waiter) -> bool {
         let shape = match waiter {
             Waiter::Tasks(_, id) => self.shapes.get(id).cloned(),
             Waiter::Actor(actor) => self.actors.spec(actor).map(|spec| Arc::new(Self::placement_of(spec))),

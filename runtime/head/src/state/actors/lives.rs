@@ -115,6 +115,7 @@ impl State {
             since: self.now,
             incarnation,
             failures: 0,
+            without_arguments: 0,
             placed_at: 0,
             quick: 0,
             not_before: 0,
@@ -312,7 +313,7 @@ impl State {
         let (lease, node) = (*lease, *node);
         match outcome {
             Ok(()) => {
-                actor.failures = 0;
+                (actor.failures, actor.without_arguments) = (0, 0);
                 actor.phase = Phase::Alive { lease, node, address: address.clone(), pid: *pid };
                 actor.since = self.now;
                 let (draining, job) = (actor.terminating.clone(), actor.spec.job);
@@ -322,14 +323,16 @@ impl State {
                     self.order(node, NodeMessage::DrainActor { lease, by });
                 }
             }
-            // Its arguments could not be had, there or then. Of those that are refs, the error may be their own: then each life ends so.
+            // Its arguments could not be had, there or then. Of those that are refs, the error may be their own: then each life would end so.
             Err(
                 error @ (Error::StoreFull { .. }
                 | Error::ObjectUnavailable { .. }
                 | Error::OutOfDescriptors { .. }
                 | Error::ContactLost { .. }),
-            ) => {
+            ) if actor.without_arguments + 1 < ARGUMENTS_TRIED => {
+                actor.without_arguments += 1;
                 self.live_again_or_die(id, error);
+                self.next_life_waits_for(id, Some(lease));
                 self.end_lease(lease, Some("the arguments of the actor's constructor could not be had".into()));
             }
             Err(error) => {
@@ -352,12 +355,15 @@ impl State {
         if actor.lease() != Some(failed) {
             return;
         }
-        actor.failures += 1;
+        let was_under_way = not_on.is_some_and(|node| self.was_under_way(node, Waiter::Actor(id)));
+        let Some(actor) = self.actors.actors.get_mut(&id) else { return };
+        actor.failures += u32::from(!was_under_way);
         let seen = actor.failures;
         if let Some(by) = actor.terminating.clone() {
             return self.bury_actor(id, Error::ActorEnded { by });
         }
         let is_tried_again = match not_on {
+            Some(_) if was_under_way => true,
             Some(node) => self.start_failed(node, Waiter::Actor(id), seen, &error),
             None => seen < GIVE_UP_AFTER,
         };

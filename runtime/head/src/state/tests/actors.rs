@@ -344,13 +344,33 @@ fn an_actor_whose_arguments_cannot_be_had_has_another_life_as_far_as_it_may() {
     bench.create(ActorSpec { max_restarts: 1, ..actor_of(DRIVER, 5) }, false).unwrap();
     bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     for life in 0..2 {
-        bench.ready();
+        let lease = bench.ready()[0];
         assert!(cause(&bench.actor_states(DRIVER, 5)).is_none());
         let outcome = Err(Error::StoreFull { what: "an argument".into(), why: "a test".into() });
         bench.says(NodeId(1), HeadMessage::ActorStarted { actor: ActorId(5), incarnation: Incarnation(life), outcome });
+        assert!(bench.starts().is_empty(), "the last life is not over");
+        bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     }
     let died = cause(&bench.actor_states(DRIVER, 5)).unwrap().to_string();
     assert!(died.contains("a test"), "{died}");
+}
+
+#[test]
+fn an_actor_whose_arguments_can_never_be_had_is_given_up_whatever_restarts_it_has() {
+    let mut bench = Bench::new(cpus(4.0));
+    bench.create(ActorSpec { max_restarts: u32::MAX, ..actor_of(DRIVER, 5) }, false).unwrap();
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+    let died = (0..40).find_map(|life| {
+        // It rests between lives that were short.
+        bench.now += 10_000;
+        bench.step(Event::Tick);
+        let lease = bench.ready()[0];
+        let outcome = Err(Error::StoreFull { what: "an argument".into(), why: "a test".into() });
+        bench.says(NodeId(1), HeadMessage::ActorStarted { actor: ActorId(5), incarnation: Incarnation(life), outcome });
+        bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
+        cause(&bench.actor_states(DRIVER, 5)).cloned()
+    });
+    assert!(matches!(died, Some(Error::StoreFull { .. })), "{died:?}");
 }
 
 #[test]

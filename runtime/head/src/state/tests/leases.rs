@@ -252,6 +252,53 @@ fn a_node_on_which_nothing_can_be_started_rests_while_another_can_serve() {
     assert_eq!(bench.granted(DRIVER).len(), 3, "it is well again");
 }
 
+/// Has all starts on these nodes fail, and answers those elsewhere, until there are no more.
+fn starts_fail_on(bench: &mut Bench, sick: &[NodeId]) -> Vec<(NodeId, LeaseId)> {
+    let (mut elsewhere, mut failures) = (Vec::new(), 0);
+    loop {
+        let starts = starts_by_node(bench);
+        if starts.is_empty() {
+            return elsewhere;
+        }
+        let (failing, others): (Vec<_>, Vec<_>) = starts.into_iter().partition(|(node, _)| sick.contains(node));
+        elsewhere.extend(others);
+        for (node, lease) in failing {
+            failures += 1;
+            assert!(failures < 100, "it is tried for ever");
+            bench.says(node, HeadMessage::LeaseFailed { lease, error: Error::NoSession });
+        }
+    }
+}
+
+#[test]
+fn many_starts_that_fail_on_a_node_before_another_has_one_ready_fail_nothing() {
+    let (sick, well) = (NodeId(1), NodeId(2));
+    let mut bench = Bench::new(cpus(32.0));
+    bench.node(2, cpus(2.0));
+    bench.demand(DRIVER, cpus(1.0), 34);
+    bench.create(actor_of(DRIVER, 5), false).unwrap();
+    for (node, lease) in starts_fail_on(&mut bench, &[sick]) {
+        bench.says(node, HeadMessage::LeaseReady { lease, worker: address(worker_of(lease)), pid: 77 });
+    }
+    assert_eq!((bench.refused(DRIVER).len(), bench.granted(DRIVER).len()), (0, 2), "{well} serves");
+}
+
+#[test]
+fn what_runs_well_goes_on_however_many_other_nodes_are_sick() {
+    let sick: Vec<NodeId> = (2..8).map(NodeId).collect();
+    let mut bench = Bench::new(cpus(1.0));
+    bench.demand(DRIVER, cpus(1.0), 20);
+    for (node, lease) in starts_by_node(&mut bench) {
+        bench.says(node, HeadMessage::LeaseReady { lease, worker: address(worker_of(lease)), pid: 77 });
+    }
+    assert_eq!(bench.granted(DRIVER).len(), 1);
+    for node in 2..8 {
+        bench.node(node, cpus(1.0));
+    }
+    assert!(starts_fail_on(&mut bench, &sick).is_empty());
+    assert_eq!(bench.refused(DRIVER).len(), 0);
+}
+
 #[test]
 fn a_node_that_turns_out_to_be_well_serves_at_once() {
     let mut bench = Bench::new(cpus(4.0));
