@@ -123,6 +123,8 @@ pub(super) struct Shared {
     pub stopped: RefCell<BTreeSet<NodeId>>,
     /// Those in whose stores there is no room now.
     pub full: RefCell<BTreeSet<NodeId>>,
+    /// Those on which no worker process can be started now.
+    pub sick: RefCell<BTreeSet<NodeId>>,
     /// Worker processes and drivers that have ended.
     pub ended: RefCell<BTreeSet<ProcessId>>,
     /// Attempts that have begun.

@@ -94,7 +94,8 @@ impl World {
             | Fault::GivenUp { nth }
             | Fault::Drain { nth, .. }
             | Fault::Full { nth, .. }
-            | Fault::MemoryShort { nth, .. } => {
+            | Fault::MemoryShort { nth, .. }
+            | Fault::StartsFail { nth, .. } => {
                 if let Some(node) = pick(&nodes, nth) {
                     self.node_suffers(node, fault);
                 }
@@ -124,6 +125,7 @@ impl World {
             Fault::Drain { within, comes_back, .. } => self.drain(node, within, comes_back),
             Fault::Full { lasts, .. } => self.fills(node, lasts),
             Fault::MemoryShort { lasts, .. } => self.memory_is_short(node, lasts),
+            Fault::StartsFail { lasts, .. } => self.sickens(node, lasts),
             _ => {}
         }
     }
@@ -133,6 +135,13 @@ impl World {
         self.shared.report.borrow_mut().fills += 1;
         self.shared.full.borrow_mut().insert(node);
         self.schedule(lasts, Happening::HasRoom(node));
+    }
+
+    /// No worker process can be started on a node for some time.
+    fn sickens(&mut self, node: NodeId, lasts: u64) {
+        self.shared.report.borrow_mut().deaths += 1;
+        self.shared.sick.borrow_mut().insert(node);
+        self.schedule(lasts, Happening::IsWell(node));
     }
 
     /// The head's disk has room again.

@@ -254,7 +254,8 @@ impl World {
                 if !node.state.is_wanted(process) {
                     return;
                 }
-                if self.shared.config.faults && self.shared.below(200) == 0 {
+                let is_sick = self.shared.sick.borrow().contains(&id);
+                if is_sick || self.shared.config.faults && self.shared.below(200) == 0 {
                     self.shared.report.borrow_mut().deaths += 1;
                     let error =
                         Error::Failed { what: "starting a worker process".into(), why: "the simulation".into() };

@@ -71,6 +71,11 @@ pub(super) enum Fault {
         nth: u64,
         lasts: u64,
     },
+    /// No worker process can be started on a node.
+    StartsFail {
+        nth: u64,
+        lasts: u64,
+    },
     /// The head cannot write its journal.
     JournalFails {
         lasts: u64,
@@ -149,6 +154,7 @@ pub(super) fn draw(random: &mut StdRng, config: &Config, restarts_one_of: u64) -
             26 => Some(Fault::GivenUp { nth }),
             27 => Some(Fault::JournalFails { lasts: below(400) }),
             28 | 29 => Some(Fault::MemoryShort { nth, lasts: below(2_000) }),
+            30 | 31 => Some(Fault::StartsFail { nth, lasts: below(4_000) }),
             _ => None,
         });
     }
