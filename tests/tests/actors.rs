@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use common::{Local, Started};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wingbeat::{ActorPool, Error, ErrorKind, ObjectRef, Queue, QueueError, get_all_blocking};
 
 /// Only something that hangs takes so long.
@@ -553,6 +554,14 @@ impl Background {
     fn begin_at_once(&self, done: PathBuf) {
         goes_on(done);
     }
+    fn is_there(&self, path: PathBuf) -> bool {
+        path.exists()
+    }
+    fn wait_for(&self, path: PathBuf) {
+        while !path.exists() {
+            std::thread::yield_now();
+        }
+    }
 }
 
 /// Something that needs many turns of the runtime, and says when it is done.
@@ -585,5 +594,59 @@ fn what_was_spawned_goes_on_between_calls() {
             assert!(begun.elapsed() < LIMIT, "{} stands still", done.display());
             std::thread::yield_now();
         }
+    }
+}
+
+#[test]
+fn what_was_spawned_has_its_turn_between_calls_that_are_queued() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let (done, all_are_queued) = (dir.path().join("done"), dir.path().join("queued"));
+    let actor = Background::remote();
+    drop(actor.begin_at_once(done.clone()));
+    drop(actor.wait_for(all_are_queued.clone()));
+    let looks: Vec<_> = (0..5_000).map(|_| actor.is_there(done.clone())).collect();
+    std::fs::write(all_are_queued, "").unwrap();
+    assert_eq!(wingbeat::get_all_blocking(&looks).unwrap().pop(), Some(true), "it stands still");
+}
+
+/// Has connections to something that sends back what it gets.
+struct Connections(tokio::sync::Mutex<Vec<tokio::net::UnixStream>>);
+
+#[wingbeat::actor(max_concurrency = 8)]
+impl Connections {
+    async fn new(count: usize) -> anyhow::Result<Self> {
+        let connection = || {
+            let (mine, theirs) = tokio::net::UnixStream::pair()?;
+            let theirs = theirs.into_std()?;
+            theirs.set_nonblocking(false)?;
+            std::thread::spawn(move || std::io::copy(&mut &theirs, &mut &theirs));
+            std::io::Result::Ok(mine)
+        };
+        Ok(Connections((0..count).map(|_| connection()).collect::<std::io::Result<Vec<_>>>()?.into()))
+    }
+
+    async fn ask(&self, text: String) -> anyhow::Result<String> {
+        let mut connection = loop {
+            match self.0.lock().await.pop() {
+                Some(connection) => break connection,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        connection.write_all(text.as_bytes()).await?;
+        let mut answer = vec![0; text.len()];
+        connection.read_exact(&mut answer).await?;
+        self.0.lock().await.push(connection);
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+}
+
+#[test]
+fn what_a_constructor_has_opened_serves_calls_on_every_thread() {
+    let _local = Local::start(1);
+    let connections = Connections::remote(4);
+    let answers: Vec<_> = (0..200).map(|n| connections.ask(n.to_string())).collect();
+    for (n, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.get_timeout_blocking(LIMIT).unwrap(), n.to_string());
     }
 }

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
@@ -43,7 +43,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
     loop {
         let next = match has_left_something(&metrics) {
             false => queue.next(),
-            true => runtime.block_on(std::future::poll_fn(|cx| queue.poll_next(cx))),
+            true => beside_what_was_left(&runtime, |cx| queue.poll_next(cx)),
         };
         match next {
             Next::Task { lease, number, spec } => {
@@ -81,6 +81,18 @@ pub(super) fn user_runtime() -> Option<tokio::runtime::Runtime> {
 /// Whether user code has spawned something on this thread's runtime that is not done: it goes on while the thread waits.
 fn has_left_something(runtime: &RuntimeMetrics) -> bool {
     runtime.num_alive_tasks() > 0
+}
+
+/// Waits for what comes next. What was spawned, and sockets, have a turn first: where much is queued, something is always there already.
+fn beside_what_was_left<T>(runtime: &tokio::runtime::Runtime, mut next: impl FnMut(&Context<'_>) -> Poll<T>) -> T {
+    let mut had_turn = false;
+    runtime.block_on(std::future::poll_fn(|cx| {
+        if !std::mem::replace(&mut had_turn, true) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        next(cx)
+    }))
 }
 
 /// The life of an actor.
@@ -238,12 +250,10 @@ impl Lanes {
         loop {
             let next = if under_way.is_empty() {
                 group.idle.fetch_add(1, Ordering::Relaxed);
-                let next = match group.is_alone {
-                    _ if has_left_something(&metrics) => {
-                        runtime.block_on(std::future::poll_fn(|cx| self.queue.poll_next_call(&group.name, cx)))
-                    }
+                // What one lane has opened, or the constructor, calls on others may use: sockets of this runtime are served while it waits.
+                let next = match group.is_alone && !has_left_something(&metrics) {
                     true => self.queue.next_call_here(&group.name),
-                    false => self.queue.next_call(&group.name),
+                    false => beside_what_was_left(runtime, |cx| self.queue.poll_next_call(&group.name, cx)),
                 };
                 group.idle.fetch_sub(1, Ordering::Relaxed);
                 Some(next)
