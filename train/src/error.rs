@@ -197,6 +197,17 @@ impl TrainError {
         TrainError::Stopped { so_far: Box::default() }
     }
 
+    /// Whether a rank is said to be at fault.
+    pub(crate) fn is_of_a_rank(&self) -> bool {
+        matches!(
+            self,
+            TrainError::RankFailed { .. }
+                | TrainError::RankLost { .. }
+                | TrainError::FunctionFailed { .. }
+                | TrainError::CheckpointLost(_)
+        )
+    }
+
     /// Whether another attempt may go better.
     pub(crate) fn may_pass(&self, retry_exceptions: bool) -> bool {
         match self {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use wingbeat::Error;
+use wingbeat::{Error, Session};
 
 use crate::attempt::Finished;
 use crate::error::TrainError;
@@ -119,6 +119,7 @@ impl Plan {
         output: &mpsc::Sender<Message>,
     ) -> Result<TrainResult, TrainError> {
         let begun = Instant::now();
+        let session = Session::current().ok();
         loop {
             let error = match self.attempt(so_far, run_id, place, output).await {
                 Ok(Finished { ranks, metrics, returned }) => {
@@ -140,6 +141,12 @@ impl Plan {
                 }
                 Err(error) => error,
             };
+            if let Some(session) = session.as_ref().filter(|_| error.is_of_a_rank())
+                && let Some(ended) = end_of(session).await
+            {
+                (self.on_notice)(&error.to_string());
+                return Err(ended.into());
+            }
             if !self.goes_on(&error, so_far) {
                 return Err(error);
             }
@@ -170,7 +177,7 @@ impl Plan {
             TrainError::PortTaken { .. } => self.master_port.is_none() && so_far.ports_lost < PORTS_LOST,
             TrainError::Grows { .. } | TrainError::Moves { .. } => true,
             // Without the cluster there is no other attempt.
-            _ if wingbeat::Session::current().is_ok_and(|session| session.is_over()) => false,
+            _ if Session::current().is_ok_and(|session| session.is_over()) => false,
             error => error.may_pass(self.retry_exceptions) && so_far.failures < self.max_failures,
         }
     }
@@ -204,6 +211,14 @@ impl Plan {
         group.release(&returns_to, &mut so_far.left).await;
         outcome
     }
+}
+
+/// Why there is no session any more, if that is so: ranks that it took along have failed of nothing else. What they had become of may be
+/// known here before the head could say that it has given this program up, so it is asked.
+async fn end_of(session: &Session) -> Option<Error> {
+    let answer = tokio::time::timeout(*limits::SESSION, session.nodes()).await;
+    // A head that is away for a moment is waited for. Whatever else this fails with is the end of the session, also where that is not yet said.
+    answer.ok()?.err()
 }
 
 /// What has become of earlier attempts.

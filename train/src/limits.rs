@@ -21,6 +21,8 @@ pub(crate) static CLEAN: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT
 pub(crate) static FORGET: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT_FORGET_LIMIT_MS", 5));
 /// How long ranks may at least work on after a checkpoint with which the run is to go elsewhere: it may be their last.
 pub(crate) static LAST: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT_LAST_CHECKPOINT_MS", 5));
+/// How long the head may take to say that it has given this program up, when a rank has failed.
+pub(crate) static SESSION: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT_SESSION_LIMIT_MS", 2));
 /// How long an elastic group waits for what is not free now.
 pub(crate) static ELASTIC: LazyLock<Duration> = LazyLock::new(|| seconds("WINGBEAT_ELASTIC_LIMIT_MS", 3));
 

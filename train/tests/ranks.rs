@@ -220,3 +220,39 @@ fn ranks_of_two_nodes_are_numbered_by_node_and_know_theirs() {
     assert_eq!(places, [(true, 0), (true, 1), (true, 0), (true, 1)]);
     wingbeat::block_on(session.shutdown());
 }
+
+/// Says that it has begun, and never ends.
+#[wingbeat::remote]
+fn stays(context: RankContext, begun: PathBuf) -> u32 {
+    std::fs::write(begun.join(context.rank.to_string()), "").unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_run_whose_session_ends_says_that_and_accuses_no_rank() {
+    let session = session();
+    let _entered = session.enter();
+    let begun = tempfile::tempdir().unwrap();
+    let folder = begun.path().to_owned();
+    let notices = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let said = notices.clone();
+    let trainer = TorchTrainer::function(move |context| stays::remote(context, folder.clone()))
+        .scaling(Scaling::workers(2))
+        .on_notice(move |notice| said.lock().unwrap().push(notice.to_owned()));
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !(0..2).all(|rank: u32| begun.path().join(rank.to_string()).exists()) {
+                std::thread::yield_now();
+            }
+            session.shutdown_blocking();
+        });
+        wingbeat::block_on(trainer.fit()).unwrap_err()
+    });
+    assert!(
+        matches!(&error, TrainError::Runtime(Error::SessionEnded { .. })),
+        "{error}: {:?}",
+        notices.lock().unwrap()
+    );
+}
