@@ -175,7 +175,9 @@ impl Node for NodeService {
         None
     }
 
-    async fn settle_output(self, _: Context, _: JobId) {}
+    async fn settle_output(self, _: Context, _: JobId) -> bool {
+        true
+    }
 
     async fn fetch(self, _: Context, _: Fetch) -> Result<(Located, bool), Error> {
         Err(nothing_here())

@@ -48,6 +48,24 @@ fn peak() -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
+/// Says in its last moment who it was.
+struct Parting(u32);
+
+#[wingbeat::actor]
+impl Parting {
+    fn new(number: u32) -> Parting {
+        Parting(number)
+    }
+    fn is_here(&self) {}
+}
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        println!("farewell of {}", self.0);
+    }
+}
+
 fn drive(what: &str) {
     let init = wingbeat::init().num_cpus(1);
     wingbeat::block_on(std::future::IntoFuture::into_future(init)).unwrap();
@@ -59,6 +77,19 @@ fn drive(what: &str) {
             let first = asks::remote(PathBuf::from(std::env::var(GO_ON).unwrap()));
             says::remote("at last".to_owned()).get_blocking().unwrap();
             first.get_blocking().unwrap();
+        }
+        "drops" => {
+            let actors: Vec<PartingHandle> = (0..8).map(Parting::remote).collect();
+            actors.iter().for_each(|actor| actor.is_here().get_blocking().unwrap());
+        }
+        "holds" => {
+            // Held while the session ends, so that not even the first line can be shown.
+            let held = std::io::stdout().lock();
+            let said: Vec<_> = (0..3_000).map(|n| says::remote(format!("line {n}"))).collect();
+            wingbeat::get_all_blocking(&said).unwrap();
+            wingbeat::shutdown_blocking();
+            drop(held);
+            return;
         }
         "floods" => {
             let before = peak();
@@ -78,7 +109,8 @@ fn driver(test: &str, what: &str, go_on: Option<PathBuf>) -> Child {
     if let Some(go_on) = go_on {
         command.env(GO_ON, go_on);
     }
-    command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap()
+    command.stdout(Stdio::piped()).stderr(if what == "holds" { Stdio::piped() } else { Stdio::inherit() });
+    command.spawn().unwrap()
 }
 
 #[wingbeat::remote]
@@ -152,6 +184,34 @@ fn a_line_that_a_task_did_not_finish_is_shown() {
     let output = driver("a_line_that_a_task_did_not_finish_is_shown", "unfinished", None).wait_with_output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(out.lines().any(|line| line.ends_with("half a line")), "{out}");
+}
+
+#[test]
+fn what_actors_print_when_their_program_drops_them_last_is_shown() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let test = "what_actors_print_when_their_program_drops_them_last_is_shown";
+    let output = driver(test, "drops", None).wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    for number in 0..8 {
+        assert!(out.lines().any(|line| line.ends_with(&format!("farewell of {number}"))), "{out}");
+    }
+}
+
+#[test]
+fn a_program_that_ends_before_all_was_shown_says_so() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let mut child = driver("a_program_that_ends_before_all_was_shown_says_so", "holds", None);
+    let (out, errors) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let reading = std::thread::spawn(|| std::io::read_to_string(out).unwrap());
+    let errors = std::io::read_to_string(errors).unwrap();
+    let out = reading.join().unwrap();
+    assert!(child.wait().unwrap().success());
+    let shown = out.lines().filter(|line| line.contains(") line ")).count();
+    assert!(shown == 3_000 || errors.contains("printed last is not shown"), "{shown} lines: {errors}");
 }
 
 #[test]

@@ -40,8 +40,9 @@ pub trait Head {
     async fn stacks(subject: Subject) -> Result<ProcessStacks, Error>;
     /// The worker processes that run something of a job, but for its detached actors.
     async fn processes_of_job(job: JobId) -> Result<Vec<ProcessId>, Error>;
-    /// Waits until what a job's worker processes have printed so far was shown, on every node.
-    async fn settle_output(job: JobId);
+    /// Waits, for a moment, until the actors of a job that are about to end have ended and what its worker processes have printed so far was
+    /// shown, on every node. Whether it was.
+    async fn settle_output(job: JobId) -> bool;
     /// Whether the node is part of the cluster; none where this head may not lead, and cannot say. Asked by the node itself, by
     /// its worker processes when its daemon is silent, and by a node that it refuses when an object is fetched from it.
     async fn knows_node(node: NodeId) -> Option<bool>;
@@ -78,8 +79,8 @@ pub trait Node {
     async fn stacks(process: ProcessId) -> Result<ProcessStacks, Error>;
     /// The worker process here that has started the process with this id, or sees it through.
     async fn process_above(pid: u32) -> Option<ProcessId>;
-    /// Waits until what the job's worker processes here have printed so far was shown.
-    async fn settle_output(job: JobId);
+    /// Waits until what the job's worker processes here have printed so far was shown. True when that is so.
+    async fn settle_output(job: JobId) -> bool;
     /// Makes the object readable here, from another node or from disk if need be, and pins it for the
     /// caller. The second value says whether this node holds a copy that it did not hold before.
     async fn fetch(what: Fetch) -> Result<(Located, bool), Error>;

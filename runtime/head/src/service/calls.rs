@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tarpc::client::RpcError;
 use tarpc::context::Context;
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
@@ -15,7 +16,7 @@ use wingbeat_net::messages::{
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
-use super::{OUTPUT_LIMIT, Shell, UNCHANGED, but, peers, unknown};
+use super::{ENDING_LOOK, OUTPUT_LIMIT, Shell, UNCHANGED, but, peers, unknown};
 use crate::state::{Drained, Event, Fact, KeptActor, Speaker, State};
 
 /// The service for one connection; it knows who is on the other side.
@@ -304,11 +305,18 @@ impl wingbeat_net::services::Head for Service {
         self.shell.inside.lock().state.find_actor(&name, asks)
     }
 
-    async fn settle_output(self, _: Context, job: JobId) {
+    async fn settle_output(self, _: Context, job: JobId) -> bool {
+        let ended = async {
+            while self.shell.inside.lock().state.has_ending_actors(job) {
+                tokio::time::sleep(ENDING_LOOK).await;
+            }
+        };
+        let have_ended = tokio::time::timeout(OUTPUT_LIMIT, ended).await.is_ok();
         let nodes: Vec<NodeClient> = self.shell.inside.lock().nodes.values().map(|node| node.client.clone()).collect();
         let settling = nodes.iter().map(|node| node.settle_output(mux::within(OUTPUT_LIMIT), job));
-        // A node that is gone or too slow has nothing more to show in time.
-        let _ = futures::future::join_all(settling).await;
+        // A node that is gone has nothing more to show.
+        let settled = futures::future::join_all(settling).await;
+        have_ended && !settled.iter().any(|settled| matches!(settled, Err(RpcError::DeadlineExceeded)))
     }
 
     async fn knows_node(self, _: Context, node: NodeId) -> Option<bool> {

@@ -45,6 +45,8 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long the last output of a job may take to be shown.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
+/// How often it is looked whether the actors of a job that leaves have ended.
+const ENDING_LOOK: Duration = Duration::from_millis(2);
 
 /// Where what must survive the head is written. Implemented by the journal.
 pub(crate) trait Durable: Send + Sync {

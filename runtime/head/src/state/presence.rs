@@ -1,7 +1,7 @@
 //! Nodes that join, are away and come back, or are lost.
 
 use wingbeat_core::spec::MachineId;
-use wingbeat_core::{ActorId, LeaseId, NodeId};
+use wingbeat_core::{ActorId, JobId, LeaseId, NodeId};
 use wingbeat_net::messages::{HeadEvent, NodeInfo, NodeMessage, Running};
 
 use super::lease::Holder;
@@ -84,6 +84,11 @@ impl State {
     /// Whether a node of this id is there.
     pub fn has_node(&self, node: NodeId) -> bool {
         self.nodes.get(node).is_some()
+    }
+
+    /// Whether an actor of a job is about to end in order, and runs still.
+    pub fn has_ending_actors(&self, job: JobId) -> bool {
+        self.actors.has_ending(job)
     }
 
     /// Whether a node is there, and has anything for work.

@@ -14,6 +14,7 @@ use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
 use wingbeat_net::services::HeadClient;
 
+use crate::note::note;
 use crate::owner::Owner;
 use crate::owner::object::Handle;
 use crate::wire::io::Io;
@@ -174,8 +175,13 @@ impl Session {
     async fn last_output(&self) {
         let Some(head) = self.process.connected_head() else { return };
         // Output that takes longer than this is lost; leaving must not depend on it.
-        let limit = Duration::from_secs(2);
-        let _ = head.settle_output(mux::within(limit), self.job()).await;
+        let limit = Duration::from_secs(3);
+        let settled = head.settle_output(mux::within(limit), self.job()).await;
+        if matches!(settled, Ok(false) | Err(RpcError::DeadlineExceeded)) {
+            note(
+                "some of what tasks and actors have printed last is not shown: it took too long to write it here, or an actor to end",
+            );
+        }
     }
 }
 

@@ -145,7 +145,9 @@ impl Node for PretendedNode {
         None
     }
 
-    async fn settle_output(self, _: Context, _: JobId) {}
+    async fn settle_output(self, _: Context, _: JobId) -> bool {
+        true
+    }
 
     async fn read_kept(self, _: Context, _: Option<Payload>) -> Vec<(Payload, Payload)> {
         Vec::new()

@@ -26,6 +26,9 @@ const QUICK_MS: Millis = 1_000;
 /// The pause after the second quick life in a row; it doubles with each further one, up to the limit.
 const PAUSE_MS: Millis = 100;
 const PAUSE_LIMIT_MS: Millis = 10_000;
+/// So many lives in a row that cannot have the constructor's arguments are the last, some four minutes after the first: what an argument has
+/// failed with may have come from elsewhere, and then it stays so.
+const ARGUMENTS_TRIED: u32 = 30;
 
 enum Phase {
     /// Waits for a node with room. `after` is why its last life ended, if it had one.
@@ -60,6 +63,8 @@ struct Actor {
     moves: u32,
     /// Worker processes that could not be started, or were gone before its constructor began, since it lived last.
     failures: u32,
+    /// Lives in a row that could not have the constructor's arguments.
+    without_arguments: u32,
     /// When it was placed last.
     placed_at: Millis,
     /// Lives in a row that were quick.
@@ -226,6 +231,12 @@ impl Actors {
     /// The job of every actor that is not dead.
     pub(super) fn jobs_of_living(&self) -> impl Iterator<Item = JobId> {
         self.by_job.iter().flat_map(|(job, actors)| std::iter::repeat_n(*job, actors.len()))
+    }
+
+    /// Whether one of a job is about to end in order, and runs still.
+    pub(super) fn has_ending(&self, job: JobId) -> bool {
+        let mut actors = self.by_job.get(&job).into_iter().flatten().filter_map(|id| self.actors.get(id));
+        actors.any(|actor| actor.terminating.is_some() && actor.lease().is_some())
     }
 
     /// What must be written down of them.
