@@ -358,6 +358,15 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
     let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
     assert_says(&text, &["holds 1 lic for", &format!("parent waits for {child}"), "others use its CPUs meanwhile"]);
+    // What it waits for may be a call.
+    bench.create(actor_of(DRIVER, 5), false).unwrap();
+    let class = bench.state.explain(bench.now, Subject::Actor(ActorId(5))).unwrap().subject;
+    let class = class.strip_suffix(&format!(" ({})", ActorId(5))).unwrap();
+    let on = vec![(child, Some(ActorId(5)))];
+    let wait = Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "parent".into(), actor: None, on };
+    bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
+    let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
+    assert_says(&text, &[&format!("parent waits for {child} (a call of {class})")]);
 }
 
 #[test]

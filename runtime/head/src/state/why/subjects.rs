@@ -8,14 +8,21 @@ use crate::state::actors::Standing;
 use crate::state::queue::Waiter;
 use crate::state::{Millis, State};
 
-/// Which execution waits, and for what.
-pub(super) fn what_waits(wait: &Wait) -> String {
-    let on: Vec<String> = wait.on.iter().map(|(task, _)| task.to_string()).collect();
-    let on = if on.is_empty() { "something".into() } else { first_of(on, "tasks").join(", ") };
-    format!("{} waits for {on}", wait.name)
-}
-
 impl State {
+    /// Which execution waits, and for what.
+    pub(super) fn what_waits(&self, wait: &Wait) -> String {
+        let on = wait.on.iter().map(|(task, actor)| match actor.and_then(|actor| self.actors.spec(actor)) {
+            Some(spec) => {
+                let name = spec.name.as_ref().map(|name| format!(" `{}`", name.name)).unwrap_or_default();
+                format!("{task} (a call of actor {}{name})", spec.class_name)
+            }
+            None => task.to_string(),
+        });
+        let on: Vec<String> = on.collect();
+        let on = if on.is_empty() { "something".into() } else { first_of(on, "tasks").join(", ") };
+        format!("{} waits for {on}", wait.name)
+    }
+
     /// Goes on explaining a task on a lease.
     pub fn explain_lease(&self, now: Millis, id: LeaseId, mut so_far: Explanation) -> Explanation {
         if let Some(lease) = self.leases.leases.get(&id) {
@@ -40,7 +47,7 @@ impl State {
                     None => "others use its CPUs meanwhile",
                     Some(_) => "what else runs in its bundle uses its CPUs meanwhile, and nothing outside it",
                 };
-                let waits = self.waits.of(worker).map(|wait| format!("{}; {meanwhile}", what_waits(wait)));
+                let waits = self.waits.of(worker).map(|wait| format!("{}; {meanwhile}", self.what_waits(wait)));
                 so_far.reasons.extend(first_of(waits.collect(), "executions"));
             }
         }

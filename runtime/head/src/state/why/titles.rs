@@ -3,7 +3,6 @@
 use wingbeat_core::resources::GPU;
 use wingbeat_core::{Amount, JobId, NodeId, PlacementGroupId, ResourceSet};
 
-use super::subjects::what_waits;
 use crate::state::lease::Lease;
 use crate::state::nodes::Node;
 use crate::state::queue::Waiter;
@@ -101,7 +100,11 @@ impl State {
         let inside: Vec<&Lease> = leases.filter(|lease| lease.taken.bundle == Some(bundle)).collect();
         let all_wait = inside.iter().all(|lease| lease.taken.cpus().is_empty() || !lease.waiting.is_empty());
         let servers = inside.iter().filter(|lease| !lease.waiting.is_empty()).filter_map(|lease| lease.server());
-        servers.flat_map(|(worker, _)| self.waits.of(worker)).next().filter(|_| all_wait).map(what_waits)
+        servers
+            .flat_map(|(worker, _)| self.waits.of(worker))
+            .next()
+            .filter(|_| all_wait)
+            .map(|wait| self.what_waits(wait))
     }
 
     /// Who holds what is asked for, those with most first.
