@@ -223,7 +223,7 @@ impl Init {
     }
 
     /// The working directory of worker processes, on nodes that have it; this process's if nothing is said. Nothing is sent: on a
-    /// node without it, they work where its `wingbeat worker` does.
+    /// node without it, they work where its `wingbeat worker` does. Joining fails if it is not UTF-8, or a private cluster's machine lacks it.
     pub fn working_dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.options.working_dir = Some(dir.into());
         self

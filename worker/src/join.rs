@@ -178,6 +178,9 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
     }
     let of_environment = || std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty() && !options.private);
     let address = options.address.clone().or_else(of_environment);
+    if let Some(dir) = &options.working_dir {
+        check_working_dir(dir, address.is_none())?;
+    }
     let io = Arc::new(Io::start()?);
     let joining = options.clone();
     let (give, given) = oneshot::channel();
@@ -201,6 +204,16 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
         Session::set_global(Some(session.clone()));
     }
     Ok(session)
+}
+
+/// Refuses a folder in which no worker process could work. Of a cluster, it is not known which folders nodes have.
+fn check_working_dir(dir: &Path, is_private: bool) -> Result<(), Error> {
+    let why = match dir.to_str() {
+        None => format!("{} is not UTF-8", dir.display()),
+        Some(_) if is_private && !dir.is_dir() => format!("{} is no folder of this machine", dir.display()),
+        Some(_) => return Ok(()),
+    };
+    Err(Error::InvalidOption { what: "init()".into(), option: "working_dir".into(), why })
 }
 
 /// Whether somebody joins for the whole process.
@@ -260,7 +273,8 @@ impl Drop for Given {
         let io = self.io.clone();
         // This may be the very thread that is to end. Without another one, it lasts as long as the process.
         let _ = std::thread::Builder::new().name("wingbeat-shutdown".into()).spawn(move || match outcome {
-            Ok(session) => session.process().shut_down("init() was given up"),
+            // The head hears that it leaves, and does not wait for it.
+            Ok(session) => wingbeat_process::block_on(session.shutdown()),
             Err(_) => io.stop(),
         });
     }
@@ -611,6 +625,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(default_spill_bytes(&folder.path().join("not/there/yet")) > 0);
         assert!(default_spill_bytes(Path::new("relative")) > 0);
+    }
+
+    #[test]
+    fn a_working_directory_that_cannot_be_is_refused() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing");
+        assert!(check_working_dir(folder.path(), true).is_ok());
+        let refused = check_working_dir(&missing, true).unwrap_err();
+        assert!(refused.to_string().contains("is no folder of this machine"), "{refused}");
+        assert!(check_working_dir(&missing, false).is_ok(), "nodes may have it");
+        let odd = Path::new(std::ffi::OsStr::from_bytes(b"/tmp/\xff"));
+        assert!(check_working_dir(odd, false).is_err());
     }
 
     #[test]

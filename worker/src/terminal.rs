@@ -2,6 +2,7 @@
 //! the program may hold the lock of its output while it waits for a result, and nobody may read.
 
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
@@ -87,7 +88,7 @@ impl Terminal {
     /// Shows lines. What is given is ready when they are shown.
     pub(crate) fn show(&self, lines: Vec<LogLine>) -> impl Future<Output = ()> + Send + 'static {
         let (done, shown) = oneshot::channel();
-        // The thread has ended if `output` has panicked: then nothing more is shown.
+        // The thread ends with the process.
         let _ = self.0.send(Message::Lines(lines, done));
         async move {
             let _ = shown.await;
@@ -103,7 +104,8 @@ impl Terminal {
 impl Shown {
     fn print(&self, is_stderr: bool, text: &str) {
         match &self.output {
-            Some(Output(take)) => take(text),
+            // A panic is printed where it happens. The next line may be shown.
+            Some(Output(take)) => drop(catch_unwind(AssertUnwindSafe(|| take(text)))),
             None => print(is_stderr, text),
         }
     }
@@ -199,6 +201,25 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(lines.len(), 7);
+    }
+
+    #[test]
+    fn whoever_takes_lines_and_panics_gets_the_next() {
+        let (to, taken) = channel();
+        let output = Output::new(move |line| {
+            to.send(()).unwrap();
+            assert!(!line.ends_with("bad"), "it cannot be taken");
+        });
+        let mut shown = Shown { last: None, output: Some(output) };
+        let line = |text: &str| LogLine {
+            node: "here".into(),
+            pid: 7,
+            source: "it::prints".into(),
+            is_stderr: false,
+            text: text.into(),
+        };
+        shown.show(vec![line("bad"), line("good")]);
+        assert_eq!(taken.try_iter().count(), 2);
     }
 
     #[test]
