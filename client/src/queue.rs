@@ -123,6 +123,16 @@ impl QueueActor {
         self.within(wait_ms, || self.try_get(count)).await.unwrap_or(Err(QueueError::Empty))
     }
 
+    // Whoever does not wait needs none of the places of those that do, however many these are.
+
+    async fn put_now(&self, items: Vec<Item>) -> Result<(), QueueError> {
+        self.put(items, Some(0)).await
+    }
+
+    async fn get_now(&self, count: u64) -> Result<Vec<Item>, QueueError> {
+        self.get(count, Some(0)).await
+    }
+
     /// Items that were taken for somebody who did not wait for them any more.
     async fn give_back(&self, returned: Vec<Item>) {
         {
@@ -514,7 +524,10 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         if items.is_empty() {
             return Ok(());
         }
-        let call = self.actor.put(items, limit.map(in_ms));
+        let call = match limit {
+            Some(Duration::ZERO) => self.actor.put_now(items),
+            limit => self.actor.put(items, limit.map(in_ms)),
+        };
         self.answered(limit, awaited(call, |call| call.cancel())).await
     }
 
@@ -535,7 +548,10 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
             // cancelled with that.
             context::without_parent(|| actor.give_back(call));
         };
-        let call = self.actor.get(count as u64, limit.map(in_ms));
+        let call = match limit {
+            Some(Duration::ZERO) => self.actor.get_now(count as u64),
+            limit => self.actor.get(count as u64, limit.map(in_ms)),
+        };
         self.decode_all(self.answered(limit, awaited(call, then)).await?)
     }
 

@@ -47,6 +47,18 @@ fn a_get_that_is_dropped_takes_no_item() {
 }
 
 #[test]
+fn who_does_not_wait_is_answered_however_many_do() {
+    let _local = Local::start(1);
+    let queue = Queue::<u64>::unbounded();
+    let mut waiting: Vec<_> = (0..1_100).map(|_| Box::pin(queue.get())).collect();
+    for wait in &mut waiting {
+        assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    let empty = wingbeat::block_on(queue.try_get()).unwrap_err();
+    assert_eq!(empty.application(), Some(QueueError::Empty), "{empty}");
+}
+
+#[test]
 fn a_queue_has_room_where_actors_hold_every_cpu() {
     let _local = Local::start(1);
     let holder = Worker::options().num_cpus(1.0).remote(PathBuf::new());
