@@ -18,7 +18,7 @@ use crate::rank_logs::{self, ErrorFiles, RankLogs, Streams, Texts, Wanted};
 use crate::say::{fail, note, notice};
 use crate::signals::{self, Heard};
 use crate::sizes;
-use crate::train::{End, run};
+use crate::train::{End, all_is_kept, run};
 
 /// Run a script as torchrun does, with torchrun's own flags, on this machine or on a cluster.
 ///
@@ -269,6 +269,10 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     }
     let outcome = run(trainer, &session, Heard(args.signals_to_handle.clone())).await;
     notices.end();
+    if let End::Failed(TrainError::RankFailed { rank, .. }, _) = &outcome {
+        tell_own_launcher(*rank, &errors);
+    }
+    all_is_kept();
     if let Some(dir) = dir {
         rank_logs::end_line();
         notice!("wingbeat torchrun: what ranks printed is in {}", dir.display());
@@ -284,9 +288,6 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         },
         // As torchrun, which tells no more by its code.
         End::Failed(error, _) => {
-            if let TrainError::RankFailed { rank, .. } = &error {
-                tell_own_launcher(*rank, &errors);
-            }
             rank_logs::end_line();
             fail!("{error}");
             ExitCode::FAILURE

@@ -324,7 +324,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
                 }
                 tell_in(dir, "result.json", finished(&result).to_string().as_bytes());
             }
-            ALL_IS_KEPT.store(true, Ordering::Relaxed);
+            all_is_kept();
             notice!(
                 "wingbeat train: {} done in {:.1} s, attempt {}{}",
                 progress::counted(result.ranks),
@@ -355,7 +355,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
                     tell_in(dir, "raised.pickle", pickled);
                 }
             }
-            ALL_IS_KEPT.store(true, Ordering::Relaxed);
+            all_is_kept();
             // Nobody may read any more, and whoever sent a signal wants this process to end.
             match signal.and_then(|_| Aside::start(|text: String| fail!("{text}")).ok()) {
                 Some(aside) => {
@@ -408,6 +408,11 @@ fn tell_in(folder: &Path, name: &str, bytes: &[u8]) {
 
 /// The run is over, and what came of it is written where it was asked for: only what nobody may read is left.
 static ALL_IS_KEPT: AtomicBool = AtomicBool::new(false);
+
+/// From here on one signal is enough to end the command.
+pub(crate) fn all_is_kept() {
+    ALL_IS_KEPT.store(true, Ordering::Relaxed);
+}
 
 /// How a run has ended.
 pub(crate) enum End {
