@@ -87,7 +87,10 @@ impl State {
             let until = keep.until;
             for (node, needed) in places {
                 let reservation = Reservation { waiter, standing, hungry: Some(since), needed, until };
-                self.reservations.by_node.insert(node, reservation);
+                if self.reservations.by_node.insert(node, reservation).is_some() {
+                    // What was kept for another for a moment may be enough already.
+                    self.freed_on(node);
+                }
             }
             self.recall_where_room_is_kept(waiter, planned);
         }
