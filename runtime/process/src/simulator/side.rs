@@ -166,6 +166,12 @@ impl Side {
     /// What is to be done with a message of another process, which lives if it is heard.
     pub(super) fn hear(&self, from: ProcessId, parcel: &Parcel) -> Receipt {
         let mut known = self.known.lock();
+        let is_of_an_earlier_contact =
+            known.contacts.get(&from).is_some_and(|contact| parcel.contact < contact.numbers.contact);
+        if is_of_an_earlier_contact && known.gone.contains(&from) {
+            // It was under way over a connection that was closed when its sender was known to have ended.
+            return Receipt::Stale;
+        }
         known.gone.remove(&from);
         known.addresses.entry(from).or_insert_with(|| address(from));
         let contact = known.contacts.entry(from).or_default();
