@@ -123,12 +123,7 @@ impl QueueActor {
         self.within(wait_ms, || self.try_get(count)).await.unwrap_or(Err(QueueError::Empty))
     }
 
-    // Whoever does not wait needs none of the places of those that do, however many these are.
-
-    async fn put_now(&self, items: Vec<Item>) -> Result<(), QueueError> {
-        self.put(items, Some(0)).await
-    }
-
+    /// Whoever does not wait needs none of the places of those that do, however many these are.
     async fn get_now(&self, count: u64) -> Result<Vec<Item>, QueueError> {
         self.get(count, Some(0)).await
     }
@@ -524,10 +519,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         if items.is_empty() {
             return Ok(());
         }
-        let call = match limit {
-            Some(Duration::ZERO) => self.actor.put_now(items),
-            limit => self.actor.put(items, limit.map(in_ms)),
-        };
+        let call = self.actor.put(items, limit.map(in_ms));
         self.answered(limit, awaited(call, |call| call.cancel())).await
     }
 

@@ -328,6 +328,7 @@ fn saves_last(context: RankContext, dir: PathBuf) -> Result<(u32, bool), Failure
     if first == 0 {
         std::fs::write(dir.join("node"), context.node.to_string())?;
         context.report([("step", 0.0)], Some(&folder(&dir, "step", "0")))?;
+        std::fs::write(dir.join("saved"), "")?;
         while !dir.join("goes").exists() {
             std::thread::yield_now();
         }
@@ -344,6 +345,7 @@ fn saves_last(context: RankContext, dir: PathBuf) -> Result<(u32, bool), Failure
 /// What it gives and in how many attempts, if something else happens when it has saved once.
 fn last_saved(local: &Local, scaling: Scaling, happens: impl FnOnce() + Send) -> (Vec<(u32, bool)>, u32) {
     let (dir, goes) = (local.dir.path().to_owned(), local.dir.path().join("goes"));
+    let saved = dir.join("saved");
     let (report, reported) = mpsc::channel();
     let trainer = TorchTrainer::function(move |context| saves_last::remote(context, dir.clone()))
         .scaling(scaling)
@@ -360,6 +362,10 @@ fn last_saved(local: &Local, scaling: Scaling, happens: impl FnOnce() + Send) ->
     let returned = std::thread::scope(|scope| {
         scope.spawn(move || {
             assert!(reported.iter().any(|reports| reports == 1));
+            // It is stored, so that the next is the first after what happens.
+            while !saved.exists() {
+                std::thread::yield_now();
+            }
             happens();
         });
         fit(trainer).unwrap()
