@@ -124,7 +124,7 @@ fn sum_of_lengths(one: Vec<u8>, other: Vec<u8>) -> usize {
 #[test]
 fn tasks_that_each_have_one_of_two_large_arguments_do_not_wait_for_each_other_for_good() {
     const PART: usize = 9 << 20;
-    let (_cluster, _driver) = small_stores(&["here"], &[("WINGBEAT_ROOM_LIMIT_MS", "1000")]);
+    let (_cluster, _driver) = small_stores(&["here"], &[("WINGBEAT_ROOM_LIMIT_MS", "5000")]);
     let parts: Vec<_> = (0..8).map(|_| bytes::remote(PART)).collect();
     let sums: Vec<_> = parts.chunks(2).map(|pair| sum_of_lengths::remote(&pair[0], &pair[1])).collect();
     assert_eq!(get_all_blocking(&sums).unwrap(), [2 * PART; 4]);
