@@ -61,6 +61,7 @@ impl Parting {
 
 impl Drop for Parting {
     fn drop(&mut self) {
+        // It takes longer than the program's end would without it.
         std::thread::sleep(std::time::Duration::from_millis(20));
         println!("farewell of {}", self.0);
     }

@@ -6,7 +6,7 @@
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
 //! - `loans`: the store's memory in drivers.
 //! - `transfer`: object bytes between nodes; `wire`: the connections that carry them; `owners`: what becomes of objects whose
-//!   owner is gone; `disk_work`: when objects are written to disk, and files removed.
+//!   owner is gone; `disk_work`: when objects are written to disk, and files removed; `room`: how room in the store is waited for.
 //! - `executables`: the programs of jobs, which may come from other machines.
 //! - `output`: what user code prints.
 //! - `memory`: who uses how much of it, and who is ended for that.
