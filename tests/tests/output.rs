@@ -110,7 +110,11 @@ fn driver(test: &str, what: &str, go_on: Option<PathBuf>) -> Child {
     if let Some(go_on) = go_on {
         command.env(GO_ON, go_on);
     }
-    command.stdout(Stdio::piped()).stderr(if what == "holds" { Stdio::piped() } else { Stdio::inherit() });
+    command.stdout(Stdio::piped()).stderr(if matches!(what, "holds" | "drops") {
+        Stdio::piped()
+    } else {
+        Stdio::inherit()
+    });
     command.spawn().unwrap()
 }
 
@@ -194,10 +198,10 @@ fn what_actors_print_when_their_program_drops_them_last_is_shown() {
     }
     let test = "what_actors_print_when_their_program_drops_them_last_is_shown";
     let output = driver(test, "drops", None).wait_with_output().unwrap();
-    let out = String::from_utf8_lossy(&output.stdout);
-    for number in 0..8 {
-        assert!(out.lines().any(|line| line.ends_with(&format!("farewell of {number}"))), "{out}");
-    }
+    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let has_said_so = |number: u32| out.lines().any(|line| line.ends_with(&format!("farewell of {number}")));
+    // On a slow machine it takes longer than the program waits, which says so then.
+    assert!((0..8).all(has_said_so) || errors.contains("printed last is not shown"), "{out}{errors}");
 }
 
 #[test]

@@ -26,8 +26,8 @@ const QUICK_MS: Millis = 1_000;
 /// The pause after the second quick life in a row; it doubles with each further one, up to the limit.
 const PAUSE_MS: Millis = 100;
 const PAUSE_LIMIT_MS: Millis = 10_000;
-/// So many lives in a row that cannot have the constructor's arguments are the last, some four minutes after the first: what an argument has
-/// failed with may have come from elsewhere, and then it stays so.
+/// So many lives in a row that cannot have the constructor's arguments are the last: what an argument has failed with may have
+/// come from elsewhere, and then it stays so. Those that are short rest in between, which makes four minutes.
 const ARGUMENTS_TRIED: u32 = 30;
 
 enum Phase {
