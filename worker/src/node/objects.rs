@@ -257,7 +257,7 @@ impl Daemon {
                 store.release(object, by);
             };
             let got = daemon.store.get(object, by);
-            if got.is_err() {
+            if !matches!(got, Ok(_) | Err(GetError::Full(_))) {
                 // The room that it would have come back to is for others.
                 daemon.object_settled();
             }

@@ -54,7 +54,8 @@ impl Session {
         // Several such tasks may each have a part of theirs in a full store. The others can go on when one lets go.
         while fetched.len() > 1
             && times < LETS_GO
-            && fetched.iter().any(|got| matches!(got, Err(Error::StoreFull { .. })))
+            && fetched.iter().any(Result::is_err)
+            && fetched.iter().all(|got| matches!(got, Ok(_) | Err(Error::StoreFull { .. })))
         {
             drop(fetched);
             times += 1;
