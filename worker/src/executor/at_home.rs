@@ -94,7 +94,11 @@ impl Queue {
             state.at_home.last += 1;
             let number = state.at_home.last;
             let thread = std::thread::Builder::new().name("at home".into()).stack_size(*STACK);
-            thread.spawn(move || live(&queue, number, &runtime))
+            thread.spawn(move || {
+                let _entered = runtime.enter();
+                let running = || live(&queue, number, &runtime);
+                queue.session.process().vital_thread("running tasks at home", running);
+            })
         });
         match started {
             Some(Ok(_)) => {
@@ -272,7 +276,6 @@ impl Queue {
 fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
     NUMBER.set(Some(thread));
     let _stack = SignalStack::of_this_thread();
-    let _entered = runtime.enter();
     let paused = Cell::new(0);
     let mut under_way = UnderWay::default();
     // Whether a stream is among them whose items block the thread while they are made.

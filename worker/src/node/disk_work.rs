@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
+use tokio::task::{JoinError, JoinHandle};
 use wingbeat_net::panics;
 
 use super::Daemon;
@@ -32,23 +33,50 @@ impl Default for DiskWork {
     }
 }
 
-impl DiskWork {
-    /// Does something for which objects may have to be written or read.
-    pub(super) async fn wait_for<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, tokio::task::JoinError> {
-        // It is never closed. The thread has it, and not who waits for the thread: that one may be gone before.
-        let may = self.waiting.clone().acquire_owned().await;
-        let working = move || {
-            let _may = may;
-            work()
-        };
-        tokio::task::spawn_blocking(working).await
+/// Ends the node if its thread panics: an object that it was about to write or read would be neither here nor there, and whoever waits for
+/// that would wait for ever.
+struct Vital {
+    daemon: Arc<Daemon>,
+    part: &'static str,
+}
+
+impl Drop for Vital {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.daemon.end(&panics::defect("this node", self.part, "see above"));
+        }
     }
 }
 
 impl Daemon {
+    /// Does something on a thread of its own, for which objects may have to be written or read. If it panics, the node ends.
+    pub(super) fn on_disk<T: Send + 'static>(
+        self: &Arc<Self>,
+        part: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let vital = Vital { daemon: self.clone(), part };
+        self.runtime.spawn_blocking(move || {
+            let _vital = vital;
+            work()
+        })
+    }
+
+    /// As [`Daemon::on_disk`], when few enough do so.
+    pub(super) async fn wait_for_disk<T: Send + 'static>(
+        self: &Arc<Self>,
+        part: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        // It is never closed. The thread has it, and not who waits for the thread: that one may be gone before.
+        let may = self.disk_work.waiting.clone().acquire_owned().await;
+        let working = move || {
+            let _may = may;
+            work()
+        };
+        self.on_disk(part, working).await
+    }
+
     /// An object was sealed, given up, or is read no more.
     pub(super) fn object_settled(self: &Arc<Self>) {
         self.transfers.object_settled();
@@ -62,7 +90,7 @@ impl Daemon {
         }
         let Ok(writer) = self.disk_work.writers.clone().try_acquire_owned() else { return };
         let daemon = self.clone();
-        self.runtime.spawn_blocking(move || {
+        self.on_disk("writing objects", move || {
             while daemon.ending.ended.borrow().is_none() && daemon.store.write_ahead() {}
             drop(writer);
         });
@@ -76,15 +104,9 @@ impl Daemon {
         }
         let Ok(remover) = self.disk_work.remover.clone().try_acquire_owned() else { return };
         let daemon = self.clone();
-        self.runtime.spawn(async move {
-            let node = daemon.clone();
-            let removing = tokio::task::spawn_blocking(move || {
-                while node.store.has_unneeded_files() {
-                    node.store.remove_unneeded_files();
-                }
-            });
-            if removing.await.is_err_and(|error| error.is_panic()) {
-                daemon.end(&panics::defect("this node", "giving disk space back", "see above"));
+        self.on_disk("giving disk space back", move || {
+            while daemon.store.has_unneeded_files() {
+                daemon.store.remove_unneeded_files();
             }
             drop(remover);
         });

@@ -171,7 +171,7 @@ impl Daemon {
             }
             let daemon = self.clone();
             let store_may_give = relief.is_some() || !is_store_dry;
-            let Ok(Some(look)) = tokio::task::spawn_blocking(move || daemon.look(store_may_give)).await else {
+            let Ok(Some(look)) = self.on_disk("looking at memory", move || daemon.look(store_may_give)).await else {
                 // Nobody can say any more that it is short.
                 if strain.look(self.memory.now(), &MemoryUsage::default()).is_some() {
                     self.tell_of_memory(None);
@@ -187,7 +187,7 @@ impl Daemon {
                 Verdict::Enough => (is_store_dry, is_told) = (false, false),
                 Verdict::Relieve(bytes) if relief.is_none() => {
                     let daemon = self.clone();
-                    relief = Some(tokio::task::spawn_blocking(move || daemon.store.give_back(bytes)));
+                    relief = Some(self.on_disk("making the store smaller", move || daemon.store.give_back(bytes)));
                 }
                 Verdict::Relieve(_) => {}
                 Verdict::Retire(process) | Verdict::End(process, _) => self.end_for_memory(&look, process),

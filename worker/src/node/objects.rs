@@ -130,7 +130,7 @@ impl Daemon {
             if let Ok(None) = created {
                 // Something must go to disk first.
                 let daemon = self.clone();
-                let creating = self.disk_work.wait_for(move || {
+                let creating = self.wait_for_disk("making room", move || {
                     let created = daemon.store.create(object, size, by);
                     if created.is_err() {
                         // Whoever waits for this writer has its turn, also when nobody waits for this answer any more.
@@ -252,7 +252,7 @@ impl Daemon {
             Err(error) => return Ok(Err(error)),
         }
         let daemon = self.clone();
-        let got = self.disk_work.wait_for(move || {
+        let got = self.wait_for_disk("reading a spilled object", move || {
             let undo = |store: &NodeStore, object, by| {
                 store.release(object, by);
             };

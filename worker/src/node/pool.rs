@@ -11,7 +11,6 @@ use wingbeat_core::limits::limit;
 use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LogLine, WorkerCommand};
-use wingbeat_net::panics;
 use wingbeat_net::recording::{Machine, Recording};
 use wingbeat_node::{Action, Config, Event, State};
 
@@ -155,7 +154,7 @@ impl Daemon {
         }
     }
 
-    /// Ends idle processes that are not worth keeping, and gives freed memory back.
+    /// Ends idle processes that are not worth keeping, gives freed memory back, and tells the head of the store.
     pub(super) async fn keep_house(self: Arc<Self>) {
         let mut ended = self.ending.ended.subscribe();
         loop {
@@ -168,13 +167,10 @@ impl Daemon {
             self.remove_unneeded_files();
             let daemon = self.clone();
             // Giving gigabytes back takes a while.
-            let trimmed = tokio::task::spawn_blocking(move || daemon.store.trim(Instant::now()));
-            let trimmed = trimmed.await;
-            if trimmed.is_err_and(|error| error.is_panic()) {
-                return self.end(&panics::defect("this node", "giving memory back", "see above"));
-            }
+            let _ = self.on_disk("giving memory back", move || daemon.store.trim(Instant::now())).await;
             // A disk that has refused may have room now.
             self.write_ahead();
+            self.tell_of_store();
             self.step(Event::Tick);
         }
     }

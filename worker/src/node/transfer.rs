@@ -554,7 +554,7 @@ impl Daemon {
         wire: &Arc<Wire>,
     ) -> std::io::Result<()> {
         let (daemon, to) = (self.clone(), wire.clone());
-        let sending = self.disk_work.wait_for(move || {
+        let sending = self.wait_for_disk("sending a spilled object", move || {
             // Not before the thread is there: from here on the reader waits for bytes.
             let mut sent = to.drain(&spilled.size.to_le_bytes());
             let read = daemon.store.read_spilled(spilled, |piece| {

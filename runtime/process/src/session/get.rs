@@ -324,7 +324,7 @@ impl Process {
     pub(crate) async fn fetch_to_the_end(&self, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
         let process = self.clone();
         let fetching = self.io().spawn(async move { process.fetch(id, stored).await });
-        fetching.await.map_err(|_| self.owner.over_error())?
+        fetching.await.map_err(|_| self.no_answer())?
     }
 
     async fn fetch_on_io(self, id: ObjectId, stored: Stored) -> Result<Bits, Error> {

@@ -156,7 +156,7 @@ impl Session {
         };
         let process = self.process();
         process.owner.submission.timeouts.begin(task, || {
-            let timer = process.io().spawn(timeout).abort_handle();
+            let timer = process.vital("a time limit", timeout);
             Box::new(move || timer.abort())
         });
     }
@@ -347,7 +347,7 @@ impl Session {
     {
         match self.process().io().spawn(future).await {
             Ok(answer) => answer,
-            Err(_) => Err(self.owner().over_error()),
+            Err(_) => Err(self.process().no_answer()),
         }
     }
 

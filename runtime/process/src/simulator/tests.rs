@@ -20,7 +20,8 @@ impl Drop for Seed {
             let again = match size {
                 Size::Small => {
                     let kind = match (faults, restarts) {
-                        (true, _) => "WINGBEAT_FAULTS=1 ",
+                        (true, true) => "WINGBEAT_FAULTS=1 ",
+                        (true, false) => "WINGBEAT_FAULTS=1 WINGBEAT_RESTARTS=0 ",
                         (false, true) => "WINGBEAT_RESTARTS=1 ",
                         (false, false) => "",
                     };
@@ -42,7 +43,17 @@ impl Drop for Seed {
 
 fn run(config: Config) -> Report {
     let _seed = Seed(config);
-    World::new(config).run()
+    let mut world = World::new(config);
+    if config.trace {
+        record(&mut world, config.seed);
+    }
+    world.run()
+}
+
+/// With `WINGBEAT_RECORD`, the first head is recorded as that of a cluster is.
+fn record(world: &mut World, seed: u64) {
+    let begins = Beginning { cluster: ClusterId(seed), first_lease: 1, remembered: None, grace: 0 };
+    world.state.record_with(Recording::asked_for(recording::Machine::Head, &format!("head-seed{seed}"), begins));
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -116,8 +127,10 @@ fn many_seeds_with_faults() {
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for (seed, faults) in (0..seeds().count() as u64 / 10).map(|seed| (seed, seed % 3 > 0)) {
-        let [one, two] = [(); 2].map(|()| run(Config::small(seed, faults)));
-        assert_eq!(one, two, "seed {seed}");
+        let config = Config::small(seed, faults);
+        let _seed = Seed(config);
+        let [one, two] = [(); 2].map(|()| run(config));
+        assert_eq!(one, two);
     }
 }
 
@@ -125,7 +138,9 @@ fn the_same_seed_gives_the_same_run() {
 fn what_the_head_has_taken_in_gives_the_same_when_it_is_played() {
     for seed in 0..20 {
         let tape = Tape::default();
-        let mut world = World::new(Config { restarts: false, ..Config::small(seed, true) });
+        let config = Config { restarts: false, ..Config::small(seed, true) };
+        let _seed = Seed(config);
+        let mut world = World::new(config);
         world.state.record_with(Some(Box::new(tape.clone())));
         world.run();
         let mut again = State::new(ClusterId(seed), 1);
@@ -152,7 +167,7 @@ impl Recorder<Input, Action> for Tape {
 fn one_seed() {
     let Some(seed) = number("WINGBEAT_SEED") else { return };
     let small = Config::small(seed, number("WINGBEAT_FAULTS").is_some());
-    let restarts = small.faults || number("WINGBEAT_RESTARTS").is_some();
+    let restarts = number("WINGBEAT_RESTARTS").map_or(small.faults, |restarts| restarts > 0);
     let config = Config { trace: true, restarts, ..small };
     let _seed = Seed(config);
     let config = if number("WINGBEAT_SHRINK").is_some() { Config { trace: false, ..config } } else { config };
@@ -168,8 +183,7 @@ fn one_seed() {
     }
     let mut world = World::new(config);
     world.left_out = left_out;
-    let begins = Beginning { cluster: ClusterId(seed), first_lease: 1, remembered: None, grace: 0 };
-    world.state.record_with(Recording::asked_for(recording::Machine::Head, &format!("head-seed{seed}"), begins));
+    record(&mut world, seed);
     let report = world.run();
     eprintln!("{report:?}");
 }

@@ -136,7 +136,7 @@ impl Process {
         loop {
             let client = self.client_of_head(&mut standing).await?;
             let asking = self.io().spawn(question(client));
-            let answer = asking.await.map_err(|_| self.owner.over_error())?;
+            let answer = asking.await.map_err(|_| self.no_answer())?;
             match answer {
                 Err(RpcError::Shutdown | RpcError::Channel(_)) => {
                     // What came of the connection is told in a moment.

@@ -11,6 +11,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -20,6 +21,7 @@ use dashmap::{DashMap, DashSet};
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::AbortHandle;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Address, PlacementGroupState};
 use wingbeat_core::{ActorId, ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
@@ -420,7 +422,7 @@ impl Process {
     {
         match self.wire.io.run(future) {
             Some(answer) => answer,
-            None => Err(self.owner.over_error()),
+            None => Err(self.no_answer()),
         }
     }
 
@@ -477,21 +479,36 @@ impl Process {
     }
 
     /// Runs a part on the IO thread without which everything would wait for ever: if it panics, the session ends.
-    pub fn vital(&self, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
+    pub fn vital(&self, part: &'static str, running: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let process = self.clone();
-        self.io().spawn(async move {
+        let running = async move {
             if let Err(said) = panics::caught(running).await {
-                process.broken(part, &said);
+                process.broken("Wingbeat's IO thread", part, &said);
             }
-        });
+        };
+        self.io().spawn(running).abort_handle()
     }
 
-    /// A panic on the IO thread, which was printed there, is a defect of Wingbeat's.
-    fn broken(&self, part: &str, said: &str) {
-        let why = panics::defect("Wingbeat's IO thread", part, said);
+    /// As [`Process::vital`], for a thread that runs tasks of users, whose own panics it catches.
+    pub fn vital_thread(&self, part: &str, running: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(running)) {
+            self.broken("a thread of Wingbeat's", part, panics::said(&*panic));
+        }
+    }
+
+    /// What to say where the IO thread gives no answer: the session is over, or else what was to answer has panicked.
+    pub(crate) fn no_answer(&self) -> Error {
+        self.ended().cloned().unwrap_or_else(|| Error::SessionEnded {
+            why: panics::defect("Wingbeat's IO thread", "what this waited for", "see above"),
+        })
+    }
+
+    /// A panic of the runtime's own, which was printed where it happened, is a defect of Wingbeat's.
+    fn broken(&self, of: &str, part: &str, said: &str) {
+        let why = panics::defect(of, part, said);
         self.end(&Error::SessionEnded { why: why.clone() });
         if self.executor().is_some() {
-            // A worker process without its IO thread is of no use, and its daemon and owners act on its end.
+            // A worker process that lacks a thread is of no use, and its daemon and owners act on its end.
             note(format_args!("this worker process ends: {why}"));
             self.end_recording();
             // SAFETY: ends the process without running user code's exit handlers.

@@ -110,6 +110,24 @@ fn what_waits_for_a_long_chain_of_objects_is_called_without_deep_stack() {
 }
 
 #[test]
+fn a_panic_on_a_thread_for_tasks_ends_the_session_with_that_as_the_reason() {
+    let session = start();
+    session.process().vital_thread("a test", || panic!("on purpose"));
+    let Some(Error::SessionEnded { why }) = session.process().ended() else { panic!("the session goes on") };
+    assert!(why.contains("a thread of Wingbeat's") && why.contains("on purpose"), "{why}");
+    session.process().shut_down("the test is over");
+}
+
+#[test]
+fn whoever_waits_for_what_panics_on_the_io_thread_is_told_that() {
+    let session = start();
+    let answer: Result<(), Error> = session.process().on_io(async { panic!("on purpose") });
+    let Err(Error::SessionEnded { why }) = answer else { panic!("{answer:?}") };
+    assert!(why.contains("a defect of Wingbeat's"), "{why}");
+    session.process().shut_down("the test is over");
+}
+
+#[test]
 fn a_panic_on_the_io_thread_ends_the_session_with_that_as_the_reason() {
     let session = start();
     let handle = session.owner().new_object(session.owner().next_task().output(0), None);
