@@ -26,9 +26,9 @@ use crate::say::{fail, say};
 ///
 /// Nodes record what concerns their worker processes, each from its own start. A driver records its own messages and has its
 /// worker processes record theirs; so does a node for all of its worker processes. Users' threads enter a driver or worker
-/// process at any time: what it said is shown, and not checked. Values of programs, what they print, and environments are not
-/// recorded; names, addresses, paths and texts of errors are. A recording ends at 256 MiB (WINGBEAT_RECORD_MB). It is played
-/// by the build that wrote it.
+/// process at any time: what it said is shown, and not checked. Values of programs, what they print, the texts of their errors
+/// and panics, and environments are not recorded; names, addresses, paths and texts of errors of the runtime are. A recording
+/// ends at 256 MiB (WINGBEAT_RECORD_MB). It is played by the build that wrote it.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ReplayArgs {

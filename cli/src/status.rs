@@ -200,7 +200,8 @@ impl Shown {
                 _ => String::new(),
             };
             row.extend(own.iter().map(of));
-            row.extend([sizes::shown(node.info.store_bytes), node.leases.to_string()]);
+            let store = bytes_of(node.store.used as f64, node.info.store_bytes as f64);
+            row.extend([store, node.leases.to_string()]);
             row
         });
         let rows = rows.collect();
@@ -312,6 +313,18 @@ impl Shown {
             if let Some(usage) = &node.memory_short {
                 lines.push(format!("{name} is short of memory: {}", printable(usage)));
             }
+            if node.store.waiting > 0 {
+                let objects = if node.store.waiting == 1 { "object waits" } else { "objects wait" };
+                let on_disk = match node.store.spilled {
+                    0 => String::new(),
+                    spilled => format!(", and {} on its disk", sizes::shown(spilled)),
+                };
+                lines.push(format!(
+                    "{name}: {} {objects} for room in its object store, which has {} in memory{on_disk}",
+                    node.store.waiting,
+                    bytes_of(node.store.used as f64, node.info.store_bytes as f64),
+                ));
+            }
             lines.extend(node.held_devices.iter().map(|held| format!("{name} cannot give on {}", printable(held))));
         }
         if !lines.is_empty() {
@@ -410,16 +423,20 @@ fn used_of(name: &str, total: f64, free: f64, is_named: bool) -> String {
     let used = ((total - free) * 10_000.0).round() / 10_000.0;
     let unit = if is_named { format!(" {name}") } else { String::new() };
     if name == MEMORY {
-        let shown = |amount: f64| sizes::shown(amount.max(0.0) as u64);
-        let (used, total) = (shown(used), shown(total));
-        // The unit once, if both have the same.
-        let used = match (used.split_once(' '), total.split_once(' ')) {
-            (Some((number, one)), Some((_, other))) if one == other => number.to_owned(),
-            _ => used,
-        };
-        return format!("{used}/{total}{unit}");
+        return bytes_of(used, total) + &unit;
     }
     format!("{used}/{total}{unit}")
+}
+
+/// So many bytes of so many.
+fn bytes_of(used: f64, total: f64) -> String {
+    let shown = |amount: f64| sizes::shown(amount.max(0.0) as u64);
+    let (used, total) = (shown(used), shown(total));
+    // The unit once, if both have the same.
+    match (used.split_once(' '), total.split_once(' ')) {
+        (Some((number, one)), Some((_, other))) if one == other => format!("{number}/{total}"),
+        _ => format!("{used}/{total}"),
+    }
 }
 
 fn short(name: &str) -> String {

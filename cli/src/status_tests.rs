@@ -3,7 +3,7 @@
 use wingbeat_core::spec::{Address, MachineId, PlacementStrategy};
 use wingbeat_core::{ActorId, JobId, NodeId, PlacementGroupId, ProcessId};
 use wingbeat_net::messages::{
-    ActorRow, JobState, NodeInfo, NodeState, OwningJob, PendingRow, PlacementGroupRow, QuotaRow, StandbyState,
+    ActorRow, JobState, NodeInfo, NodeState, OwningJob, PendingRow, PlacementGroupRow, QuotaRow, StandbyState, StoreUse,
 };
 
 use super::*;
@@ -47,6 +47,7 @@ fn node(id: u64, hostname: &str, cpus: u32, gpus: u32) -> NodeState {
         suspect_secs: None,
         held_devices: Vec::new(),
         memory_short: None,
+        store: StoreUse::default(),
     }
 }
 
@@ -71,6 +72,7 @@ fn busy() -> ClusterState {
     alpha.available =
         ResourceSet::cpus(Amount::from_units(25_000)).with(GPU, Amount::whole(1)).with(MEMORY, bytes(12 * GIB));
     alpha.leases = 6;
+    alpha.store = StoreUse { used: 4 * GIB + GIB / 2, spilled: 2 * GIB, waiting: 2 };
     let mut beta = node(43, "beta", 8, 0);
     beta.info.resources.set("licence", Amount::whole(3));
     beta.available = beta.info.resources.clone();
@@ -151,9 +153,9 @@ fn a_busy_cluster_fits_into_eighty_columns() {
     used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
 
     nodes (used/total)
-      node               host   state      CPU  GPU        memory    store  leases
-      node-00000000002a  alpha  alive    5.5/8  1/2  4.0/16.0 GiB  5.0 GiB       6
-      node-00000000002b  beta   suspect    0/8       0 B/16.0 GiB  5.0 GiB       0
+      node               host   state      CPU  GPU        memory        store  leases
+      node-00000000002a  alpha  alive    5.5/8  1/2  4.0/16.0 GiB  4.5/5.0 GiB       6
+      node-00000000002b  beta   suspect    0/8       0 B/16.0 GiB  0 B/5.0 GiB       0
       node-00000000002b also has 0/3 licence
 
     jobs
@@ -179,6 +181,7 @@ fn a_busy_cluster_fits_into_eighty_columns() {
       team       2 CPU  8 CPU
 
     to look after
+      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5.0 GiB in memory, and 2.0 GiB on its disk
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)
@@ -198,9 +201,9 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
     used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
 
     nodes (used/total)
-      node               host   state      CPU  GPU        memory    store  leases
-      node-00000000002a  alpha  alive    5.5/8  1/2  4.0/16.0 GiB  5.0 GiB       6
-      node-00000000002b  beta   suspect    0/8       0 B/16.0 GiB  5.0 GiB       0
+      node               host   state      CPU  GPU        memory        store  leases
+      node-00000000002a  alpha  alive    5.5/8  1/2  4.0/16.0 GiB  4.5/5.0 GiB       6
+      node-00000000002b  beta   suspect    0/8       0 B/16.0 GiB  0 B/5.0 GiB       0
       node-00000000002b also has 0/3 licence
 
     jobs
@@ -223,6 +226,7 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
       team       2 CPU  8 CPU
 
     to look after
+      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5.0 GiB in memory, and 2.0 GiB on its disk
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)
@@ -253,7 +257,7 @@ fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
       CPU     5.5/8
       GPU     1/2
       memory  4.0/16.0 GiB
-      store   5.0 GiB
+      store   4.5/5.0 GiB
       leases  6
 
       node    node-00000000002b
@@ -261,7 +265,7 @@ fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
       state   suspect
       CPU     0/8
       memory  0 B/16.0 GiB
-      store   5.0 GiB
+      store   0 B/5.0 GiB
       leases  0
       node-00000000002b also has 0/3 licence
 
@@ -308,6 +312,7 @@ fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
       team       2 CPU  8 CPU
 
     to look after
+      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5.0 GiB in memory, and 2.0 GiB on its disk
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)

@@ -214,6 +214,7 @@ const ROWS: &[Program] = &[
         run: scenarios::owners,
         sends: &[
             "HeadMessage::Owners",
+            "HeadMessage::StoreUsed",
             "NodeMessage::OwnersGone",
         ],
     },

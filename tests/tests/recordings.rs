@@ -49,7 +49,7 @@ struct Fault {
 
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("it failed on purpose")
+        write!(f, "it failed with {}", self.text)
     }
 }
 
@@ -59,6 +59,22 @@ impl std::error::Error for Fault {}
 fn fails(text: String) -> Result<u64, Fault> {
     println!("{text}");
     Err(Fault { text })
+}
+
+#[wingbeat::remote]
+fn panics(text: String) {
+    panic!("{text}");
+}
+
+struct Refuses;
+
+#[wingbeat::actor]
+impl Refuses {
+    fn new(text: String) -> Result<Refuses, Fault> {
+        Err(Fault { text })
+    }
+
+    fn call(&self) {}
 }
 
 struct Keeper {
@@ -99,6 +115,9 @@ fn drive(what: &str) {
     assert_eq!(large::remote(secret()).get_blocking().unwrap().len(), 20_000 * secret().len());
     let failed = fails::remote(secret()).get_blocking().unwrap_err();
     assert_eq!(failed.application::<Fault>().unwrap().text, secret());
+    let panicked = panics::remote(secret()).get_blocking().unwrap_err();
+    let refused = Refuses::remote(secret()).call().get_blocking().unwrap_err();
+    assert!([panicked, refused].iter().all(|error| error.to_string().contains(&secret())));
     let object = leaf::remote(wingbeat::put(&secret()).unwrap());
     assert_eq!(object.get_blocking().unwrap(), secret());
     println!("\nobject {}", object.id());

@@ -10,8 +10,8 @@ use wingbeat_core::memory::{EndedBy, MemoryShortage};
 use wingbeat_core::spec::{Address, Exit, JobSpec};
 use wingbeat_core::{JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::{
-    ENDED_UNREPORTED, HeadMessage, LeaseHolder, LeaseStart, NodeMessage, Running, RunningLease, WorkerCommand,
-    WorkerDeath,
+    ENDED_UNREPORTED, HeadMessage, LeaseHolder, LeaseStart, NodeMessage, Running, RunningLease, StoreUse,
+    WorkerCommand, WorkerDeath,
 };
 
 use wingbeat_net::recording::{Recorder, Redact};
@@ -164,14 +164,21 @@ pub enum Action {
 
 /// The worker processes of a node, what they work for, and the jobs that they are of.
 pub struct State {
+    /// As the daemon has set it.
     config: Config,
+    /// The time of the latest event.
     now: Millis,
+    /// The id of the next worker process.
     next_process: ProcessId,
+    /// From their launch until nothing of them is left.
     workers: Workers,
+    /// From `BeginJob` until an `EndJob` that finds no detached actor. The head says that again after the last of them.
     jobs: BTreeMap<JobId, Job>,
-    /// Worker processes that had reported and have ended, the latest last. Until their job is over.
+    /// Worker processes that had reported and have ended, the latest last, as many as [`REMEMBERED`]. Until their job is over.
     ended: VecDeque<(ProcessId, JobId)>,
+    /// What is to be done. Empty between two steps.
     actions: Vec<Action>,
+    /// Is told of each step, if the daemon is recorded.
     recorder: Option<Box<dyn Recorder<Event, Action>>>,
 }
 
@@ -338,6 +345,7 @@ impl State {
             ended: self.ended.iter().copied().collect(),
             held: Vec::new(),
             memory_short: None,
+            store: StoreUse::default(),
             kept: None,
         }
     }

@@ -17,6 +17,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Outcome, Outputs, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_net::limits::limits;
+use wingbeat_net::messages::THEN_FAILED;
 use wingbeat_process::arguments::Incoming;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{Finished, Item, OutputValues, Running};
@@ -257,7 +258,7 @@ impl<'a> Call<'a> {
             what: self.execution.name.to_string(),
             who: format!("the head, in its worker process (pid {})", std::process::id()),
             why: format!(
-                "the head is gone, or heard nothing from the process for {:?}, and the task then failed: {error}",
+                "the head is gone, or heard nothing from the process for {:?}, and {THEN_FAILED}{error}",
                 limits().lost
             ),
             attempts: 1,

@@ -272,7 +272,8 @@ impl Daemon {
         self.head.heard.store(0, Ordering::Release);
         let kept = self.kept.lock().version();
         let memory_short = self.memory_short().map(Box::new);
-        let running = Running { held: self.what_is_held(), memory_short, kept, ..pool.state.running() };
+        let store = self.room.told();
+        let running = Running { held: self.what_is_held(), memory_short, store, kept, ..pool.state.running() };
         *snapshot = Some(Snapshot { of: epoch, running });
     }
 

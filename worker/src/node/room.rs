@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use wingbeat_core::ProcessId;
 use wingbeat_core::limits::limit;
+use wingbeat_net::messages::{HeadMessage, StoreUse};
 use wingbeat_store::{Full, HeldBy, NodeStore};
+
+use super::Daemon;
 
 /// How long room is waited for that the process which needs it holds itself, or another that waits, too: it may only be copying, or two of its
 /// threads need what one after the other can have; or it has views, and would wait for itself. As long, where nobody holds what takes the room, and
@@ -26,7 +29,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How much less often each of those that wait looks for each other that does.
 const APART: Duration = Duration::from_millis(1);
 
-/// No more rarely does one look that has waited for long, if something has changed.
+/// No more rarely does one look that has waited for long, if something changes.
 const RAREST: Duration = Duration::from_millis(50);
 
 /// Those that wait for room.
@@ -38,6 +41,16 @@ pub(super) struct Room {
     node: ProcessId,
     waiting: AtomicUsize,
     last: Mutex<Last>,
+    store: Mutex<Shown>,
+}
+
+/// What the head shows of the store.
+#[derive(Default)]
+struct Shown {
+    /// What it was told.
+    told: StoreUse,
+    /// What was found last.
+    found: StoreUse,
 }
 
 /// When one of them got room last, and when one gave up.
@@ -63,7 +76,12 @@ pub(super) struct Wait<'a> {
 impl Room {
     pub(super) fn new(node: ProcessId) -> Room {
         let limit = limit("WINGBEAT_ROOM_LIMIT_MS", Duration::from_secs(60));
-        Room { limit, look: LOOK, node, waiting: AtomicUsize::new(0), last: Mutex::default() }
+        Room { limit, look: LOOK, node, waiting: AtomicUsize::new(0), last: Mutex::default(), store: Mutex::default() }
+    }
+
+    /// What the head was told of the store.
+    pub(super) fn told(&self) -> StoreUse {
+        self.store.lock().told
     }
 
     /// For a process that needs room in the store.
@@ -91,9 +109,30 @@ impl Room {
     }
 }
 
+impl Daemon {
+    /// Has the head show what the store holds and how many wait for room. It hears of small changes only when there are no others.
+    pub(super) fn tell_of_store(&self) {
+        let stats = self.store.stats();
+        let waiting = self.room.waiting.load(Ordering::Relaxed).try_into().unwrap_or(u32::MAX);
+        let holds = StoreUse { used: stats.used, spilled: stats.spilled, waiting };
+        // Held while it is told: a head that was started again is told of it in the same order.
+        let mut shown = self.room.store.lock();
+        let is_large = |before: u64, now: u64| before.abs_diff(now) > stats.capacity / 64;
+        let told = shown.told;
+        let is_quiet = std::mem::replace(&mut shown.found, holds) == holds;
+        let has_changed =
+            told.waiting != waiting || is_large(told.used, holds.used) || is_large(told.spilled, holds.spilled);
+        if told != holds && (has_changed || is_quiet) {
+            shown.told = holds;
+            self.head.link.send(HeadMessage::StoreUsed(holds));
+        }
+    }
+}
+
 impl Wait<'_> {
     /// Waits until it is worth looking for room again. `settled` is what says so, since before the last look. As long as others get
-    /// room for which they have waited, one's turn may come.
+    /// room for which they have waited, one's turn may come. The look follows at once on what says so: where one that never waits has a
+    /// large object nearly always, there is room for a moment only.
     ///
     /// # Errors
     /// It takes too long: why there is no room.
@@ -119,18 +158,18 @@ impl Wait<'_> {
         if left.is_zero() {
             room.last.lock().gave_up = Some(now);
             let waited = match full.held_by {
-                HeldBy::Nobody => "nothing was dropped",
+                HeldBy::Nobody => "too little was dropped",
                 HeldBy::Asker if self.by != room.node => {
-                    "the process that needs room holds it itself, as a view perhaps, or others do that wait, too, and let go of nothing"
+                    "the process that needs room holds it itself, as a view perhaps, or others do that wait, too, and let go of too little"
                 }
-                _ => "others read or write what takes the room, and let go of nothing",
+                _ => "others read or write what takes the room, and let go of too little",
             };
-            return Err(format!("{full} ({waited} for {patience:?})"));
+            return Err(format!("{full} ({waited} in {:.1?})", begun.elapsed()));
         }
-        let _ = tokio::time::timeout(left.min(room.look), settled).await;
         let others = room.waiting.load(Ordering::Relaxed).saturating_sub(1).min(100) as u32;
         let pause = (begun.elapsed() / 10).min(RAREST) + APART * others;
         tokio::time::sleep(pause.min(left)).await;
+        let _ = tokio::time::timeout(left.saturating_sub(pause).min(room.look), settled).await;
         Ok(())
     }
 
@@ -193,11 +232,11 @@ mod tests {
     #[tokio::test]
     async fn who_holds_what_is_lacking_is_waited_for_and_then_named() {
         let named = [
-            (WORKER, HeldBy::Others, "others read or write what takes the room, and let go of nothing for 50ms"),
+            (WORKER, HeldBy::Others, "others read or write what takes the room, and let go of too little in "),
             (WORKER, HeldBy::Asker, "holds it itself"),
             // It is another transfer.
             (NODE, HeldBy::Asker, "others read or write"),
-            (WORKER, HeldBy::Nobody, "nothing was dropped for 50ms"),
+            (WORKER, HeldBy::Nobody, "too little was dropped in "),
         ];
         for (by, held_by, named) in named {
             let (room, store, begun) = (room(), store(), Instant::now());

@@ -49,6 +49,7 @@ impl State {
                 HeadMessage::ActorStarted { .. }
                 | HeadMessage::DevicesHeld(_)
                 | HeadMessage::MemoryShort(_)
+                | HeadMessage::StoreUsed(_)
                 | HeadMessage::Owners(_)
                 | HeadMessage::NodeEnds(_),
             )
@@ -108,6 +109,9 @@ impl State {
             (Speaker::Node(node), HeadMessage::DevicesHeld(held)) => self.devices_held(node, held),
             (Speaker::Node(node), HeadMessage::MemoryShort(usage)) => {
                 self.nodes.change(node, |node| node.memory_short = usage);
+            }
+            (Speaker::Node(node), HeadMessage::StoreUsed(store)) => {
+                self.nodes.set_store(node, store);
             }
             (Speaker::Node(node), HeadMessage::Owners(owners)) => self.owners_on(node, owners),
             (Speaker::Node(node), HeadMessage::NodeEnds(why)) => self.node_lost(node, &why),

@@ -7,7 +7,7 @@ use wingbeat_core::memory::MemoryUsage;
 use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::{MachineId, Shape, Strategy};
 use wingbeat_core::{Amount, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
-use wingbeat_net::messages::NodeInfo;
+use wingbeat_net::messages::{NodeInfo, StoreUse};
 
 use super::facts::{Drained, Fact};
 use super::index::{Cost, Index, Order, Requirement, RequirementId, Slot, Slots};
@@ -39,6 +39,8 @@ pub(super) struct Node {
     pub held: BTreeMap<u32, String>,
     /// How much of its memory was used when it became short, until there is enough.
     pub memory_short: Option<Box<MemoryUsage>>,
+    /// What its object store holds.
+    pub store: StoreUse,
     /// Different after every change, and never 0.
     pub version: u64,
     /// The first version.
@@ -73,19 +75,26 @@ pub(super) struct LostNode {
     pub why: String,
 }
 
+/// The nodes of the cluster, each from its join until its loss, and what is remembered of those that are gone.
 #[derive(Default)]
 pub(super) struct Nodes {
+    /// A slot holds one node at a time. There are as many as there ever were nodes at once.
     slots: Vec<Option<Node>>,
+    /// The slots without a node; the next nodes get them.
     free_slots: Vec<Slot>,
+    /// The slot of each node.
     by_id: Slots,
+    /// The slots of the nodes of each machine.
     by_machine: BTreeMap<MachineId, Vec<Slot>>,
     /// What all of them have.
     total: ResourceSet,
+    /// The version of the node that was changed last.
     version: u64,
-    /// Nodes that are gone, and since when: one of each kind, the latest last.
+    /// Nodes that are gone, and since when: one of each kind, the latest last, as many as [`FORMER`].
     former: Vec<(Millis, Node)>,
-    /// Why the latest of those are gone, for people, the latest last.
+    /// Why the latest of those are gone, for people, the latest last, as many as [`FORMER`].
     lost: VecDeque<LostNode>,
+    /// For each requirement that somebody has, the nodes with room for it.
     pub index: Index,
 }
 
@@ -198,6 +207,14 @@ impl Nodes {
         let result = change(node);
         self.index.changed(slot, self.slots.len());
         Some(result)
+    }
+
+    /// What the store of a node holds, which decides nothing.
+    pub(super) fn set_store(&mut self, id: NodeId, store: StoreUse) {
+        let slot = self.by_id.get(&id).copied();
+        if let Some(node) = slot.and_then(|slot| self.slots.get_mut(slot)).and_then(Option::as_mut) {
+            node.store = store;
+        }
     }
 
     pub(super) fn ids(&self) -> Vec<NodeId> {
@@ -339,6 +356,7 @@ impl Node {
             suspect: None,
             held: BTreeMap::new(),
             memory_short: None,
+            store: StoreUse::default(),
             version,
             joined: version,
             info,

@@ -85,6 +85,7 @@ impl Taking {
             leases: node.leases.len() as u32,
             draining: node.draining.as_ref().map(|drain| drain.as_asked.why.clone()),
             suspect_secs: node.suspect.map(|since| now.saturating_sub(since) / 1_000),
+            store: node.store,
             memory_short: node.memory_short.as_ref().map(ToString::to_string),
             held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
         });

@@ -15,7 +15,10 @@ impl State {
         self.nodes.join(info);
         self.record_node(id);
         self.devices_held(id, running.held.clone());
-        self.nodes.change(id, |node| node.memory_short.clone_from(&running.memory_short));
+        self.nodes.change(id, |node| {
+            node.memory_short.clone_from(&running.memory_short);
+            node.store = running.store;
+        });
         self.shares_changed();
         self.tell_how_many_nodes();
         self.adopt(id, running);

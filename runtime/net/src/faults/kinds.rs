@@ -50,6 +50,7 @@ kinds!(HeadMessage {
     LeaseEnded,
     DevicesHeld,
     MemoryShort,
+    StoreUsed,
     WorkerDied,
     Owners,
     NodeEnds,

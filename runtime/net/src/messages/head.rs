@@ -9,7 +9,7 @@ use wingbeat_core::spec::*;
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::*;
 
-use super::node::NodeInfo;
+use super::node::{NodeInfo, StoreUse};
 use super::state::Explanation;
 
 /// What a process learns when it joins.
@@ -108,6 +108,8 @@ pub enum HeadMessage {
     DevicesHeld(Vec<(u32, String)>),
     /// From a node: its memory is short, and so much is used; or it is not any more. The latest word counts.
     MemoryShort(Option<Box<MemoryUsage>>),
+    /// From a node: what its object store holds. The latest word counts.
+    StoreUsed(StoreUse),
     /// From a node: a worker process that had reported has ended, whoever wanted that, and also one without a lease. Comes before the
     /// `LeaseEnded` of its lease.
     WorkerDied(WorkerDeath),

@@ -119,6 +119,9 @@ pub enum NodeMessage {
 /// What happened to a worker process that was started and never said where it is reached. Why follows, with what it printed.
 pub const ENDED_UNREPORTED: &str = "a worker process ended before it reported";
 
+/// Before the text of the error with which a task has failed whose process has lost the head.
+pub const THEN_FAILED: &str = "the task then failed: ";
+
 /// How much of what a head knows somebody has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
@@ -169,6 +172,17 @@ pub enum LeaseHolder {
     Actor(Arc<ActorSpec>, Incarnation, u32),
 }
 
+/// What the object store of a node holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreUse {
+    /// Bytes in memory.
+    pub used: u64,
+    /// Bytes that are on disk only.
+    pub spilled: u64,
+    /// Objects that wait for room.
+    pub waiting: u32,
+}
+
 /// What a node has, as it tells a head that was started again.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Running {
@@ -184,6 +198,8 @@ pub struct Running {
     pub held: Vec<(u32, String)>,
     /// How much of its memory is used, if that is short.
     pub memory_short: Option<Box<MemoryUsage>>,
+    /// What its object store holds.
+    pub store: StoreUse,
     /// What it has kept of what the last head knew, if it has.
     pub kept: Option<Version>,
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
 
-use super::node::NodeInfo;
+use super::node::{NodeInfo, StoreUse};
 
 /// A picture of the cluster, for people and tools.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -65,6 +65,8 @@ pub struct NodeState {
     pub suspect_secs: Option<u64>,
     /// Devices that are not given to anybody, because of what still holds them.
     pub held_devices: Vec<String>,
+    /// What its object store holds, as of a few seconds ago.
+    pub store: StoreUse,
     /// How much of its memory was used, in words, when it became short; none if there is enough.
     pub memory_short: Option<String>,
 }

@@ -9,7 +9,7 @@ use wingbeat_core::value::{ObjectValue, Packed};
 
 use crate::messages::{
     ENDED_UNREPORTED, HeadEvent, HeadMessage, LeaseHolder, NodeMessage, PeerMessage, Running, RunningLease, Shadow,
-    Work, WorkerCommand,
+    THEN_FAILED, Work, WorkerCommand,
 };
 
 /// Takes out what nobody else is to see: values of users' programs, what they print, and environments. Ids, names and sizes
@@ -139,11 +139,25 @@ impl<T: Redact + Clone> Redact for Arc<T> {
 impl Redact for Error {
     fn redact(&mut self) {
         match self {
-            Error::Application { error, .. } => error.payload.redact(),
+            Error::Application { error, .. } => {
+                error.message.clear();
+                error.payload.redact();
+            }
+            Error::Panicked { message, backtrace, .. } => {
+                message.clear();
+                backtrace.clear();
+            }
+            Error::ContactLost { why, .. } => {
+                if let Some(at) = why.find(THEN_FAILED) {
+                    why.truncate(at + THEN_FAILED.len());
+                }
+            }
+            // What serde says of a value may quote it.
+            Error::Encode { why, .. } | Error::Decode { why, .. } => why.clear(),
             Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.redact(),
             Error::WorkerCrashed { exit, .. } => exit.stderr.clear(),
             Error::Failed { what, why } if what == ENDED_UNREPORTED => why.clear(),
-            // The others say what Wingbeat says, and never a user's value. They may become more (`non_exhaustive`).
+            // The others say what Wingbeat says. They may become more (`non_exhaustive`).
             _ => {}
         }
     }
@@ -223,6 +237,7 @@ impl Redact for HeadMessage {
             | HeadMessage::LeaseEnded(_)
             | HeadMessage::DevicesHeld(_)
             | HeadMessage::MemoryShort(_)
+            | HeadMessage::StoreUsed(_)
             | HeadMessage::Owners(_)
             | HeadMessage::NodeEnds(_)
             | HeadMessage::Leaves

@@ -164,7 +164,7 @@ pub(crate) fn short(world: &mut World) {
     });
 }
 
-/// What a process owned and stored is kept when it has ended as long as others hold it, and goes then.
+/// What a process owned and stored is shown, and kept when it has ended as long as others hold it, and goes then.
 pub(crate) fn owners(world: &mut World) {
     /// No two of this fit.
     const MOST: usize = 40 << 20;
@@ -179,8 +179,10 @@ pub(crate) fn owners(world: &mut World) {
     // A copy on another node than the owner's.
     let copied = ready.iter().map(|owned| owned.get_blocking()).collect::<Vec<_>>();
     owner.actor().kill();
-    for kind in ["HeadMessage::Owners", "NodeMessage::OwnersGone", "ProcessRequest::Keeps"] {
-        wait_for("nobody asks who has ended", || copied.iter().any(Result::is_err) || world.has_come(kind));
+    for kind in ["HeadMessage::StoreUsed", "HeadMessage::Owners", "NodeMessage::OwnersGone", "ProcessRequest::Keeps"] {
+        wait_for("nobody says what is stored, or asks who has ended", || {
+            copied.iter().any(Result::is_err) || world.has_come(kind)
+        });
     }
     drop((ready, copied));
     let room = || {
