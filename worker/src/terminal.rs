@@ -4,10 +4,15 @@
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use wingbeat_net::messages::LogLine;
+
+/// When nothing has come for so long, it is said how often the last line has come: the first time, and after ten times as long each next time, so that
+/// a line that comes again and again is not shown nearly each time.
+const PAUSE: Duration = Duration::from_secs(3);
 
 /// The way to the thread that shows lines. It ends when nobody has one any more.
 #[derive(Clone)]
@@ -47,6 +52,10 @@ struct Repeated {
     text: String,
     is_stderr: bool,
     times: u32,
+    /// How much of that was said.
+    said: u32,
+    /// When nothing comes for so long, the rest is said.
+    pause: Duration,
 }
 
 impl Repeated {
@@ -71,14 +80,20 @@ impl Terminal {
         let (queue, messages) = channel();
         std::thread::Builder::new().name("wingbeat-output".into()).spawn(move || {
             let mut shown = Shown { last: None, output };
-            for message in messages {
+            loop {
+                let message = match shown.count_is_due_in() {
+                    Some(pause) => messages.recv_timeout(pause),
+                    None => messages.recv().map_err(RecvTimeoutError::from),
+                };
                 match message {
-                    Message::Lines(lines, done) => {
+                    Ok(Message::Lines(lines, done)) => {
                         shown.show(lines);
                         // Nobody waits any more once the session is over.
                         let _ = done.send(());
                     }
-                    Message::Say(text) => shown.say(&text),
+                    Ok(Message::Say(text)) => shown.say(&text),
+                    Err(RecvTimeoutError::Timeout) => shown.count(),
+                    Err(RecvTimeoutError::Disconnected) => return shown.end_of_last(),
                 }
             }
         })?;
@@ -117,6 +132,7 @@ impl Shown {
                     repeated.times += 1;
                     // Said at each power of ten, so that a flood is short and a stall is seen.
                     if is_power_of_ten(repeated.times) {
+                        repeated.said = repeated.times;
                         let told = repeated.told("");
                         self.print(line.is_stderr, &told);
                     }
@@ -126,17 +142,31 @@ impl Shown {
                     let source = short(&line.source);
                     self.print(line.is_stderr, &format!("({source} pid={}, {}) {}", line.pid, line.node, line.text));
                     let LogLine { source, text, is_stderr, .. } = line;
-                    self.last = Some(Repeated { source, text, is_stderr, times: 0 });
+                    self.last = Some(Repeated { source, text, is_stderr, times: 0, said: 0, pause: PAUSE });
                 }
             }
         }
     }
 
-    /// The last line comes no more: how often it has come in all, unless that was said.
+    /// When nothing comes for so long, it is to be said how often the last line has come.
+    fn count_is_due_in(&self) -> Option<Duration> {
+        self.last.as_ref().filter(|last| last.times > last.said).map(|last| last.pause)
+    }
+
+    /// Says how often the last line has come so far.
+    fn count(&mut self) {
+        if let Some(repeated) = &mut self.last {
+            repeated.said = repeated.times;
+            repeated.pause *= 10;
+            let (is_stderr, told) = (repeated.is_stderr, repeated.told(" so far"));
+            self.print(is_stderr, &told);
+        }
+    }
+
+    /// Another line comes: how often the last one has come in all, unless that was said.
     fn end_of_last(&mut self) {
         if let Some(repeated) = self.last.take()
-            && repeated.times > 0
-            && !is_power_of_ten(repeated.times)
+            && repeated.times > repeated.said
         {
             self.print(repeated.is_stderr, &repeated.told(", in all"));
         }
@@ -201,6 +231,22 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(lines.len(), 7);
+    }
+
+    #[test]
+    fn how_often_a_line_has_come_is_said_when_nothing_comes_for_a_while() {
+        let (to, taken) = channel();
+        let terminal = Terminal::start(Some(Output::new(move |line| to.send(line.to_owned()).unwrap()))).unwrap();
+        let line = LogLine {
+            node: "here".into(),
+            pid: 7,
+            source: "it::prints".into(),
+            is_stderr: false,
+            text: "again".into(),
+        };
+        drop(terminal.show(vec![line; 6]));
+        let said: Vec<String> = taken.iter().take(3).collect();
+        assert_eq!(said[2], "(prints) … the last line came 5 times more so far");
     }
 
     #[test]
