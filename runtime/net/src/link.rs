@@ -26,11 +26,15 @@ use crate::sequence::{Answered, BATCH, Batch, Sequence};
 /// Ids that one message lists at most: keeps frames far below their limit.
 pub const IDS_A_MESSAGE: usize = 4_096;
 
+/// What the clones of a link share. Lives as long as one of them.
 struct Shared<M> {
+    /// Messages until they are sent, and batches until they are answered.
     sequence: Mutex<Sequence<M>>,
+    /// Told when there is something to send.
     wake: Notify,
     /// Held by what carries it: one connection at a time.
     carrier: tokio::sync::Mutex<()>,
+    /// How many messages were taken in, and whether the link broke.
     acknowledged: watch::Sender<Progress>,
 }
 

@@ -196,12 +196,19 @@ impl Group {
     }
 }
 
+/// What the threads of an actor share. Dropped after the last of them has ended.
 struct Lanes {
+    /// The process's.
     session: Session,
+    /// Where calls come from.
     queue: Arc<Queue>,
+    /// The actor's state, which is dropped with this.
     instance: Instance,
+    /// Which actor it is.
     being: ActorHere,
+    /// The name of its class.
     class: String,
+    /// All but the main thread, until they are joined at the actor's end.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -219,7 +226,7 @@ impl Lanes {
             match user_runtime() {
                 Some(runtime) => {
                     let _entered = runtime.enter();
-                    lanes.run(&of, &runtime);
+                    lanes.session.process().vital_thread("running calls", || lanes.run(&of, &runtime));
                 }
                 None => lanes.not_started(&of),
             }

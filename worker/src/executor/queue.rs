@@ -28,11 +28,14 @@ use crate::page::Page;
 /// How long a forced cancel waits for owners to take in the results of other tasks. Those that read at all take less.
 const FORCED_LIMIT: Duration = Duration::from_millis(500);
 
+/// What a lock guards.
 #[derive(Default)]
 pub(super) struct State {
+    /// Decides.
     pub work: work::Queue<Arc<Execution>>,
+    /// The threads that run tasks of this very process.
     pub at_home: AtHome,
-    /// Threads that wait otherwise than for [`Queue::arrived`]: since calls are under way there, or they do the IO.
+    /// Threads that wait otherwise than for [`Queue::arrived`], in a runtime: of users, or of the IO. Until they are woken.
     takers: Vec<Waker>,
 }
 
@@ -44,17 +47,23 @@ impl State {
     }
 }
 
-/// The queue; it is what the process's IO side calls.
+/// The queue; it is what the process's IO side calls. Lives as long as the process.
 pub(crate) struct Queue {
+    /// The process's.
     pub session: Session,
+    /// Where the daemon reads what was started last.
     pub page: Arc<Page>,
+    /// This queue, for the threads that it starts.
     pub(super) me: Weak<Queue>,
+    /// What there is to do.
     pub(super) state: Mutex<State>,
+    /// Told when there may be something to take out of what was sent here.
     pub(super) arrived: Condvar,
     /// Told when a task may begin at home.
     pub(super) at_home: Condvar,
+    /// Handles of the refs in results and items, until their receivers have registered them or are lost.
     held: Arc<Held>,
-    /// Credit of streams that run here.
+    /// Credit of streams that run here, until they end.
     pub streams: DashMap<TaskId, Arc<Credit>>,
 }
 
@@ -175,7 +184,7 @@ impl Queue {
         }
     }
 
-    /// As [`Queue::next_call`], for a thread that has others under way.
+    /// As [`Queue::next_call`], for a thread whose runtime has something to do meanwhile.
     pub(crate) fn poll_next_call(&self, group: &str, cx: &Context<'_>) -> Poll<Next> {
         let mut state = self.state.lock();
         if let Some(next) = self.take_call(&mut state, group) {
@@ -408,8 +417,10 @@ impl Executor for Queue {
                 let actor = Actor { id, incarnation };
                 let mut state = self.state.lock();
                 let added = state.work.add_calls(actor, calls);
-                self.wake_all(&mut state);
+                let takers = std::mem::take(&mut state.takers);
                 drop(state);
+                self.arrived.notify_all();
+                takers.into_iter().for_each(Waker::wake);
                 if let Err(refused) = added {
                     self.refuse_calls(refused, actor);
                 }

@@ -22,19 +22,26 @@ use crate::state::Fact;
 use crate::succession::leading::{Leading, Order};
 use crate::succession::{Clock, Millis, millis};
 
-/// The standby of this head.
+/// The standby of this head. Lives as long as the head does, whether a standby follows or not.
 pub(crate) struct Follower {
+    /// Decides whether this head may lead, and what the standby and nodes are asked.
     leading: Mutex<Leading>,
+    /// What is yet to be sent to the standby. Ended with each connection of it.
     feed: Arc<Feed>,
+    /// The connection of the standby, until it has ended or nothing was heard over it for too long.
     session: Mutex<Option<Session>>,
     /// How often each node is joining: one whose connection has ended may join over the next before the end of the first was noticed.
+    /// Until each join is done or given up ([`Joining`]).
     joining: Mutex<BTreeMap<NodeId, usize>>,
     /// Up to which position the standby has written, and a count of what changes without that.
     confirmed: watch::Sender<u64>,
+    /// The time by which `leading` decides.
     clock: Clock,
     /// Something is to be looked at before the next beat.
     looks: Notify,
+    /// Nodes are to be asked before the next beat. Taken back when they are.
     asks_now: AtomicBool,
+    /// The cluster is stopped, which the standby is told. Set once.
     stops: AtomicBool,
     /// What is still written is not waited for there: the standby has ended with the cluster, or its connection with this head.
     is_done_with: AtomicBool,

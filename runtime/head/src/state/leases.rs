@@ -17,9 +17,13 @@ use super::queue::Waiter;
 use super::shapes::ShapeId;
 use super::{Millis, State};
 
+/// What an asker wants and holds, until it wants nothing and holds nothing.
 pub(super) struct Demand {
+    /// How many leases are of use to it, those that it holds included. Its latest word counts.
     pub wanted: u32,
+    /// The name of one of its tasks, for people.
     pub name: String,
+    /// Its leases, until their node is told to end them, or has said that they failed, or is lost.
     pub held: BTreeSet<LeaseId>,
     /// How many of those were not ready yet, of those that this head has granted.
     starting: u32,
@@ -27,17 +31,22 @@ pub(super) struct Demand {
     pub active: u32,
     /// Order of service among equals.
     turn: u64,
+    /// Starts that have failed since the last that has not.
     failures: u32,
     /// Its owner has not said how many it wants since the head was started again: as many as nodes have said that it has, and
     /// no more. What was granted before its word would be taken for something that it does not know of.
     pub is_guessed: bool,
 }
 
+/// All leases, and who wants some.
 pub(super) struct Leases {
+    /// The id of the next lease.
     next: u64,
+    /// Until an asker wants nothing and holds nothing ([`State::requeue`]).
     pub demands: BTreeMap<Asker, Demand>,
     /// Who has a demand for a shape in a placement group: also those who hold what they want, or are set aside.
     in_groups: BTreeSet<(ShapeId, ProcessId)>,
+    /// From the order to their node until it has said that they have ended or failed, or is lost.
     pub leases: BTreeMap<LeaseId, Lease>,
     /// Whose demand is to be spread, and who is yet to hear how many of its leases are being started.
     unanswered: BTreeSet<Asker>,

@@ -15,8 +15,10 @@ use super::{Millis, State};
 /// real circle stays.
 pub(super) const CONFIRM_AFTER: Millis = 200;
 
+/// Executions that wait, each until it goes on or its process is lost.
 #[derive(Default)]
 pub(super) struct Waits {
+    /// What each waits for, and the process in which it runs.
     waits: BTreeMap<TaskId, (ProcessId, Wait)>,
     /// The same by process, which may end.
     of_process: BTreeMap<ProcessId, BTreeSet<TaskId>>,
@@ -25,7 +27,7 @@ pub(super) struct Waits {
     awaited_of_actor: BTreeMap<ActorId, u32>,
     /// The same by the actor in which they run.
     of_actor: BTreeMap<ActorId, BTreeSet<TaskId>>,
-    /// Executions that closed a circle, and when.
+    /// Executions that closed a circle, and when. For [`CONFIRM_AFTER`], or until they go on.
     suspects: BTreeMap<TaskId, Millis>,
     /// How often it was looked what an execution waits for.
     #[cfg(test)]

@@ -190,12 +190,16 @@ impl Target {
 /// The state.
 #[derive(Default)]
 pub(crate) struct Calls {
+    /// Until the handle here is freed ([`Calls::forget`]), or else until the session ends: handles of detached actors are not
+    /// counted.
     targets: BTreeMap<ActorId, Target>,
+    /// The actors whose present life is known, by its process.
     by_worker: BTreeMap<ProcessId, ActorId>,
     /// Until contact with the process is lost.
     leaving: Leaving,
     /// Actors contact with which was lost. Seldom any.
     lost: Vec<ActorId>,
+    /// Set at the end of the session: every call fails from then on.
     session_over: Option<Error>,
 }
 

@@ -26,12 +26,19 @@ pub struct NodeLink {
     recorded: Option<Arc<Recorded>>,
 }
 
+/// All of it belongs to one connection, and nothing arrives any more when that has ended. Lives as long as a clone of the link.
 struct Shared {
+    /// The node.
     node: NodeId,
+    /// Where its daemon is, and its steward.
     daemon: Address,
+    /// For questions.
     client: NodeClient,
+    /// For one-way messages.
     link: Link<NodeMessage>,
+    /// The node's shared memory. Views keep it, too, and may outlive this.
     mapping: Arc<Mapping>,
+    /// What carries both.
     connection: Connection,
 }
 

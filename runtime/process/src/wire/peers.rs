@@ -23,7 +23,10 @@ const LEFT: usize = 1 << 16;
 /// Everybody this process talks to, the head excepted.
 #[derive(Default)]
 pub(crate) struct Peers {
+    /// Until it is certain that they are gone ([`Peers::certainly_gone`]): of those with whom there never was contact, nobody
+    /// finds that out.
     addresses: DashMap<ProcessId, Address>,
+    /// From the first word until it is certain that the other is gone ([`Peers::forget_contact`]).
     pub(crate) contacts: DashMap<ProcessId, Contact>,
     /// Processes of which it is certain that they are gone.
     pub(crate) gone: RwLock<Gone>,

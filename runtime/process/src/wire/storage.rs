@@ -35,7 +35,7 @@ fn say_that_it_waits(bytes: u64) {
     if told.is_none_or(|told| told.elapsed() >= Duration::from_secs(60)) {
         *told = Some(Instant::now());
         note(format_args!(
-            "a value of {bytes} bytes has waited for {} s for room in its node's object store, until others drop values or are done with them",
+            "a value of {bytes} bytes has waited for {} s for its node's object store: for room, until others drop values or are done with them, or for its disk",
             TOLD_AFTER.as_secs()
         ));
     }

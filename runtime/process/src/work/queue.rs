@@ -92,6 +92,7 @@ pub struct Queue<R> {
     tasks: VecDeque<(ProcessId, LeaseId, u64, Arc<TaskSpec>)>,
     /// By concurrency group.
     calls: BTreeMap<String, VecDeque<Arc<TaskSpec>>>,
+    /// The actor that it is to become, until the main thread takes it out.
     to_become: Option<Box<Become>>,
     /// Set once: an actor ends with its process.
     actor: Option<Actor>,
@@ -99,6 +100,7 @@ pub struct Queue<R> {
     lease: Option<LeaseId>,
     /// The owner that sent the last tasks, to whom readiness is told.
     owner: Option<ProcessId>,
+    /// What runs, so that cancelling finds it. Until it is done.
     running: BTreeMap<TaskId, R>,
     /// What was taken out and is not done. Not all of it runs yet.
     busy: usize,
@@ -118,6 +120,7 @@ pub struct Queue<R> {
     gave_back_for_home: bool,
     /// Whether the node knows that something runs on which an earlier task has left behind.
     are_left: bool,
+    /// Only goes forward.
     phase: Phase,
     /// Nothing is started meanwhile: it may have been started elsewhere.
     is_held: bool,

@@ -75,12 +75,16 @@ struct Actor {
     earlier: Option<LeaseId>,
     /// It is to end in order, because of this.
     terminating: Option<String>,
+    /// Processes that are told of each change, until they are lost.
     watchers: BTreeSet<ProcessId>,
 }
 
+/// All actors, and those of the dead that are remembered.
 #[derive(Default)]
 pub(super) struct Actors {
+    /// Until they are no longer among the remembered dead (`dead`), or their present life may be elsewhere ([`Left`]).
     actors: BTreeMap<ActorId, Actor>,
+    /// Those that are not dead, as far as they have a name.
     names: BTreeMap<ScopedName, ActorId>,
     /// Those that rest before their next life, by when they are done.
     resting: BTreeSet<(Millis, ActorId)>,
@@ -88,10 +92,14 @@ pub(super) struct Actors {
     by_owner: BTreeMap<ProcessId, BTreeSet<ActorId>>,
     /// Those that are not dead.
     by_job: BTreeMap<JobId, BTreeSet<ActorId>>,
+    /// Which actors a process is told of, until the process is lost or the actor is dead.
     watched_by: BTreeMap<ProcessId, BTreeSet<ActorId>>,
+    /// Those that are dead, the longest dead first, as many as [`TOMBSTONES`].
     dead: VecDeque<ActorId>,
-    /// Given up before they were asked for: the two words come on different ways.
+    /// Given up before they were asked for: the two words come on different ways. Until they are asked for, as many as
+    /// [`TOMBSTONES`].
     never: BTreeMap<ActorId, ToEnd>,
+    /// The same actors, the earliest given up first.
     never_order: VecDeque<ActorId>,
 }
 

@@ -27,13 +27,20 @@ const TOMBSTONES: usize = 10_000;
 /// More bundles than any cluster has nodes; a mistake in a program must not fill the head's memory.
 const BUNDLES: usize = 100_000;
 
+/// All groups, and why the latest of those that are gone are.
 #[derive(Default)]
 pub(super) struct Groups {
+    /// Until they are removed ([`State::remove_group`]).
     groups: BTreeMap<PlacementGroupId, Group>,
+    /// The same groups, as far as they have a name.
     names: BTreeMap<ScopedName, PlacementGroupId>,
+    /// Those that end with their creator.
     by_owner: BTreeMap<ProcessId, BTreeSet<PlacementGroupId>>,
+    /// All of them.
     by_job: BTreeMap<JobId, BTreeSet<PlacementGroupId>>,
+    /// Why groups are gone; of as many as [`TOMBSTONES`].
     gone: BTreeMap<PlacementGroupId, Error>,
+    /// The same groups, the longest gone first.
     gone_order: VecDeque<PlacementGroupId>,
 }
 
@@ -49,6 +56,7 @@ pub(super) struct Group {
     missing: usize,
     /// Whether the nodes that there were could hold it at some time.
     was_possible: bool,
+    /// Processes that are told of each change, until they are lost.
     watchers: BTreeSet<ProcessId>,
 }
 

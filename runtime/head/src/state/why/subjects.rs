@@ -8,6 +8,9 @@ use crate::state::actors::Standing;
 use crate::state::queue::Waiter;
 use crate::state::{Millis, State};
 
+/// What an execution waits for that waits for no task.
+const NO_TASK: &str = "whoever takes the items of its stream";
+
 impl State {
     /// Which execution waits, and for what.
     pub(super) fn what_waits(&self, wait: &Wait) -> String {
@@ -19,7 +22,7 @@ impl State {
             None => task.to_string(),
         });
         let on: Vec<String> = on.collect();
-        let on = if on.is_empty() { "something".into() } else { first_of(on, "tasks").join(", ") };
+        let on = if on.is_empty() { NO_TASK.into() } else { first_of(on, "tasks").join(", ") };
         format!("{} waits for {on}", wait.name)
     }
 
