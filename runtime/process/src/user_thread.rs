@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,15 @@ struct State {
     /// Threads that run a piece that takes too long.
     kept: usize,
     is_closed: bool,
+}
+
+/// Drops what user code has made, on a thread that the whole process has for that, and keeps as long as it lives.
+pub(crate) fn drop_there(what: impl Send + 'static) {
+    static DROPPER: LazyLock<UserThread> = LazyLock::new(|| UserThread::new("wingbeat-drop"));
+    // Better kept than dropped here.
+    if let Err((_, code)) = DROPPER.run(Box::new(move || drop(what))) {
+        std::mem::forget(code);
+    }
 }
 
 impl UserThread {

@@ -232,7 +232,12 @@ impl Lanes {
             }
         });
         match started {
-            Ok(thread) => self.threads.lock().push(thread),
+            Ok(thread) => {
+                let mut threads = self.threads.lock();
+                // One that found no runtime has ended.
+                threads.retain(|thread| !thread.is_finished());
+                threads.push(thread);
+            }
             Err(error) => {
                 note(format_args!("cannot start a thread for calls of {}: {error}", self.class));
                 self.not_started(group);

@@ -436,7 +436,9 @@ mod tests {
         let with_values: Vec<_> = messages.iter().filter(|message| holds_secret(message)).map(kind).collect();
         assert_eq!(with_values, [0, 1, 8, 12, 14, 19], "the test has something to find");
         for mut message in messages {
-            let (was, had) = (format!("{message:?}"), encoded(&message));
+            let had = encoded(&message);
+            // What an error of a user says goes, too.
+            let was = format!("{message:?}").replace("it failed", "");
             message.redact();
             assert!(!holds_secret(&message), "{was}");
             assert_eq!(format!("{message:?}"), was, "ids, names and sizes stay");

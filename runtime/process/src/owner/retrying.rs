@@ -1,11 +1,11 @@
 //! Which errors of user code are tried again, and how often.
 
 use std::fmt;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use wingbeat_core::error::Error;
 
-use crate::user_thread::UserThread;
+use crate::user_thread;
 
 /// No limit, of retries and of restarts.
 pub const UNLIMITED: u32 = u32::MAX;
@@ -70,11 +70,7 @@ impl Drop for Chosen {
         if predicates.is_empty() {
             return;
         }
-        static DROPPER: LazyLock<UserThread> = LazyLock::new(|| UserThread::new("wingbeat-drop"));
-        // Better kept than dropped here.
-        if let Err((_, code)) = DROPPER.run(Box::new(move || drop(predicates))) {
-            std::mem::forget(code);
-        }
+        user_thread::drop_there(predicates);
     }
 }
 
