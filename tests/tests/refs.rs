@@ -269,6 +269,14 @@ fn refs_in_a_stream_live_as_long_as_somebody_holds_them_and_no_longer() {
     wait_until_nothing_lives(&local);
 }
 
+fn all_threads_stand_still(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap()).all(|stat| {
+        // Behind the name, which is in brackets.
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
+}
+
 #[test]
 fn an_owner_that_stands_still_holds_up_nobody_elses_results_and_releases() {
     let local = Local::start(1);
@@ -281,12 +289,18 @@ fn an_owner_that_stands_still_holds_up_nobody_elses_results_and_releases() {
     let of_lively = lively.make(2).get_blocking().unwrap();
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    // One thread takes the signal; until it runs, the others go on.
+    while !all_threads_stand_still(pid.as_raw_nonzero().get()) {
+        std::thread::yield_now();
+    }
+    let stopped = std::time::Instant::now();
     // Its result waits for the owner that stands still.
     let held_up = middle.same_without(of_still, lively.make(1).get_blocking().unwrap());
     // In the same process, after it.
     let others = middle.same(of_lively).get_timeout_blocking(LIMIT);
     let plain = middle.value().get_timeout_blocking(LIMIT);
-    let held_up_is_ready = held_up.is_ready();
+    // It may have failed, which is another defect.
+    let early = held_up.is_ready().then(|| (stopped.elapsed(), held_up.get_timeout_blocking(LIMIT)));
     let others = others.map(|refs| refs.into_iter().map(|one| one.get_timeout_blocking(LIMIT).unwrap()).sum::<u64>());
     let mut released = false;
     let begun = std::time::Instant::now();
@@ -297,7 +311,7 @@ fn an_owner_that_stands_still_holds_up_nobody_elses_results_and_releases() {
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
     assert_eq!((others.unwrap(), plain.unwrap()), (1, 0));
     assert!(released, "releases to the other owner were not sent");
-    assert!(!held_up_is_ready, "a result was sent before its refs were registered");
+    assert!(early.is_none(), "a result was sent before its refs were registered: {early:?}");
     assert_eq!(read(held_up.get_timeout_blocking(LIMIT).unwrap()), 0);
     drop((still, lively, middle, held_up));
     wait_until_nothing_lives(&local);

@@ -90,7 +90,9 @@ fn planted(user: u32, by: u32) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let command = dir.path().join("wingbeat");
-    std::fs::copy(wingbeat_tests::binary().unwrap(), &command).unwrap();
+    // By a process of its own: what another test starts meanwhile would have it open for writing, and it could not be started.
+    let copied = std::process::Command::new("cp").arg(wingbeat_tests::binary().unwrap()).arg(&command).status();
+    assert!(copied.unwrap().success());
     std::fs::set_permissions(&command, std::fs::Permissions::from_mode(0o755)).unwrap();
     let folder = dir.path().join(format!("wingbeat-{user}"));
     std::fs::create_dir(&folder).unwrap();
