@@ -428,9 +428,9 @@ fn used_of(name: &str, total: f64, free: f64, is_named: bool) -> String {
     format!("{used}/{total}{unit}")
 }
 
-/// So many bytes of so many.
+/// So many bytes of so many, in few characters.
 fn bytes_of(used: f64, total: f64) -> String {
-    let shown = |amount: f64| sizes::shown(amount.max(0.0) as u64);
+    let shown = |amount: f64| sizes::shown(amount.max(0.0) as u64).replace(".0 ", " ");
     let (used, total) = (shown(used), shown(total));
     // The unit once, if both have the same.
     match (used.split_once(' '), total.split_once(' ')) {

@@ -150,12 +150,12 @@ fn a_busy_cluster_fits_into_eighty_columns() {
     insta::assert_snapshot!(text, @r"
     up 3h 1m 2s
     2 nodes (1 suspect), 2 jobs, 1 ended job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
-    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
+    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4/32 GiB memory
 
     nodes (used/total)
-      node               host   state      CPU  GPU        memory        store  leases
-      node-00000000002a  alpha  alive    5.5/8  1/2  4.0/16.0 GiB  4.5/5.0 GiB       6
-      node-00000000002b  beta   suspect    0/8       0 B/16.0 GiB  0 B/5.0 GiB       0
+      node               host   state      CPU  GPU      memory      store  leases
+      node-00000000002a  alpha  alive    5.5/8  1/2    4/16 GiB  4.5/5 GiB       6
+      node-00000000002b  beta   suspect    0/8       0 B/16 GiB  0 B/5 GiB       0
       node-00000000002b also has 0/3 licence
 
     jobs
@@ -181,7 +181,7 @@ fn a_busy_cluster_fits_into_eighty_columns() {
       team       2 CPU  8 CPU
 
     to look after
-      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5.0 GiB in memory, and 2.0 GiB on its disk
+      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5 GiB in memory, and 2.0 GiB on its disk
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)
@@ -198,12 +198,12 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
     insta::assert_snapshot!(at(&busy(), 200), @r"
     up 3h 1m 2s
     2 nodes (1 suspect), 2 jobs, 1 ended job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
-    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
+    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4/32 GiB memory
 
     nodes (used/total)
-      node               host   state      CPU  GPU        memory        store  leases
-      node-00000000002a  alpha  alive    5.5/8  1/2  4.0/16.0 GiB  4.5/5.0 GiB       6
-      node-00000000002b  beta   suspect    0/8       0 B/16.0 GiB  0 B/5.0 GiB       0
+      node               host   state      CPU  GPU      memory      store  leases
+      node-00000000002a  alpha  alive    5.5/8  1/2    4/16 GiB  4.5/5 GiB       6
+      node-00000000002b  beta   suspect    0/8       0 B/16 GiB  0 B/5 GiB       0
       node-00000000002b also has 0/3 licence
 
     jobs
@@ -226,7 +226,7 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
       team       2 CPU  8 CPU
 
     to look after
-      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5.0 GiB in memory, and 2.0 GiB on its disk
+      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5 GiB in memory, and 2.0 GiB on its disk
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)
@@ -248,7 +248,7 @@ fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
     insta::assert_snapshot!(at(&busy(), 60), @r"
     up 3h 1m 2s
     2 nodes (1 suspect), 2 jobs, 1 ended job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
-    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
+    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4/32 GiB memory
 
     nodes (used/total)
       node    node-00000000002a
@@ -256,16 +256,16 @@ fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
       state   alive
       CPU     5.5/8
       GPU     1/2
-      memory  4.0/16.0 GiB
-      store   4.5/5.0 GiB
+      memory  4/16 GiB
+      store   4.5/5 GiB
       leases  6
 
       node    node-00000000002b
       host    beta
       state   suspect
       CPU     0/8
-      memory  0 B/16.0 GiB
-      store   0 B/5.0 GiB
+      memory  0 B/16 GiB
+      store   0 B/5 GiB
       leases  0
       node-00000000002b also has 0/3 licence
 
@@ -312,7 +312,7 @@ fn on_a_narrow_terminal_what_has_no_room_in_a_table_is_a_block_of_lines() {
       team       2 CPU  8 CPU
 
     to look after
-      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5.0 GiB in memory, and 2.0 GiB on its disk
+      alpha (node-00000000002a): 2 objects wait for room in its object store, which has 4.5/5 GiB in memory, and 2.0 GiB on its disk
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
     waiting (`wingbeat why ID` says more)
@@ -341,8 +341,8 @@ fn no_line_of_a_table_is_longer_than_the_terminal() {
 #[test]
 fn memory_reads_as_people_write_it_and_amounts_as_they_are() {
     const GIB: f64 = (1 << 30) as f64;
-    assert_eq!(used_of(MEMORY, 16.0 * GIB, 12.0 * GIB, true), "4.0/16.0 GiB memory");
-    assert_eq!(used_of(MEMORY, 16.0 * GIB, 16.0 * GIB, false), "0 B/16.0 GiB");
+    assert_eq!(used_of(MEMORY, 16.0 * GIB, 12.0 * GIB, true), "4/16 GiB memory");
+    assert_eq!(used_of(MEMORY, 16.0 * GIB, 16.0 * GIB, false), "0 B/16 GiB");
     assert_eq!(used_of(CPU, 4.0, 2.5, false), "1.5/4");
 }
 
