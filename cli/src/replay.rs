@@ -43,12 +43,19 @@ pub(crate) struct ReplayArgs {
     /// Show all steps.
     #[arg(long)]
     all: bool,
-    /// Show steps with all that was recorded of them.
+    /// Show steps with all that was recorded of them: all steps, unless `--around` or `--at` says which.
     #[arg(long)]
     full: bool,
-    /// Show the steps of all recordings together, ordered by the clocks of their machines.
+    /// Show the steps of all recordings together, ordered by the clocks of their machines: all steps, unless `--around` or `--at` says which.
     #[arg(long)]
     merged: bool,
+}
+
+impl ReplayArgs {
+    fn shows_all(&self) -> bool {
+        let chooses = self.around.is_some() || self.at.is_some();
+        self.all || (self.full || self.merged) && !chooses
+    }
 }
 
 /// What is played.
@@ -290,7 +297,7 @@ where
         let follows_named = actions.iter().any(|action| names_it(action));
         let names_part = |part: &Part| names_it(&part.way) || names_it(&part.text);
         lines.named += u64::from(follows_named || parts.iter().any(names_part));
-        let (at, shows_all) = (played.begun + step.at, args.all || is_near || follows_named);
+        let (at, shows_all) = (played.begun + step.at, args.shows_all() || is_near || follows_named);
         let mut is_shown = false;
         for part in parts.iter().filter(|part| shows_all || names_part(part)) {
             is_shown = true;

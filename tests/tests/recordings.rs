@@ -205,6 +205,8 @@ fn a_task_is_followed_from_driver_to_worker_process_and_no_value_is_written() {
     for name in [driver, worker] {
         assert!(lines.iter().any(|line| line.contains(name.trim_end_matches(".wbrec"))), "{name}: {merged}");
     }
+    let every_step = replayed(&cluster, &place, &["--merged"]);
+    assert!(every_step.lines().count() > merged.lines().count(), "{every_step}");
     let full = replayed(&cluster, &place, &["--around", &task, "--full"]);
     assert!(full.contains("Packed { bytes: ") && !full.contains("bytes: 0 bytes"), "sizes stay: {full}");
     let nobody = ["--around", "task-nobody"];
