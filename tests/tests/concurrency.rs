@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::Local;
@@ -31,6 +32,31 @@ impl Meeting {
         let threads = std::fs::read_dir("/proc/self/task").unwrap();
         let names = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).unwrap());
         names.filter(|name| name.starts_with("lane")).count()
+    }
+}
+
+/// More than an actor has threads, and no multiple of those.
+const CROWD: u32 = 100;
+
+struct Crowd {
+    there: AtomicUsize,
+    most: AtomicUsize,
+    members: tokio::sync::Barrier,
+}
+
+#[wingbeat::actor(max_concurrency = 100)]
+impl Crowd {
+    fn new() -> Self {
+        let members = tokio::sync::Barrier::new(CROWD as usize);
+        Crowd { there: AtomicUsize::new(0), most: AtomicUsize::new(0), members }
+    }
+    /// Returns when as many are there as may be. How many there were at most.
+    async fn meet(&self) -> usize {
+        let there = self.there.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(there, Ordering::SeqCst);
+        self.members.wait().await;
+        self.there.fetch_sub(1, Ordering::SeqCst);
+        self.most.load(Ordering::SeqCst)
     }
 }
 
@@ -62,6 +88,16 @@ fn an_actor_has_as_many_threads_as_calls_ran_at_once_and_not_as_many_as_may() {
     }
     let lanes = meeting.lanes().get_timeout_blocking(LIMIT).unwrap();
     assert!((MEMBERS - 1..MEMBERS + SPARE).contains(&lanes), "{lanes} lanes for {MEMBERS} calls at once");
+}
+
+#[test]
+fn as_many_asynchronous_calls_run_at_a_time_as_may_and_no_more() {
+    let _local = Local::start(1);
+    let crowd = Crowd::remote();
+    let calls: Vec<_> = (0..4 * CROWD).map(|_| crowd.meet()).collect();
+    for call in calls {
+        assert_eq!(call.get_timeout_blocking(LIMIT).unwrap(), CROWD as usize);
+    }
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
     for (group, most) in &spec.groups {
         shared.start(&Group::new(group, *most, 0).into());
     }
-    shared.run(&Group { is_alone, ..Group::new(DEFAULT_GROUP, spec.max_concurrency, 1) }.into(), runtime);
+    shared.run(&Group { is_alone, ..Group::new(DEFAULT_GROUP, spec.max_concurrency, 1) }.into(), 0, runtime);
     loop {
         let Some(thread) = shared.threads.lock().pop() else { break };
         // Lanes catch user code's panics.
@@ -194,6 +194,12 @@ impl Group {
     fn new(name: &str, most: u32, started: u32) -> Group {
         Group { name: name.to_owned(), most, started: started.into(), idle: 0.into(), is_alone: false }
     }
+
+    /// How many calls that lane runs at a time: all lanes together as many as may run. With more than there are lanes, asynchronous calls share one.
+    fn room(&self, lane: u32) -> usize {
+        let lanes = self.most.clamp(1, LANES);
+        (self.most / lanes + u32::from(lane < self.most % lanes)) as usize
+    }
 }
 
 /// What the threads of an actor share. Dropped after the last of them has ended.
@@ -217,16 +223,14 @@ impl Lanes {
     fn start(self: &Arc<Self>, group: &Arc<Group>) {
         let most = group.most.min(LANES);
         let more = |started| (started < most).then_some(started + 1);
-        if group.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
-            return;
-        }
+        let Ok(number) = group.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else { return };
         let (lanes, of) = (self.clone(), group.clone());
         let started = std::thread::Builder::new().name(format!("lane {}", group.name)).spawn(move || {
             super::handover::watch_this_thread();
             match user_runtime() {
                 Some(runtime) => {
                     let _entered = runtime.enter();
-                    lanes.session.process().vital_thread("running calls", || lanes.run(&of, &runtime));
+                    lanes.session.process().vital_thread("running calls", || lanes.run(&of, number, &runtime));
                 }
                 None => lanes.not_started(&of),
             }
@@ -253,9 +257,8 @@ impl Lanes {
         }
     }
 
-    fn run(self: &Arc<Self>, group: &Arc<Group>, runtime: &tokio::runtime::Runtime) {
-        // With room for more calls than there are lanes, asynchronous calls share a lane.
-        let room = group.most.div_ceil(group.most.clamp(1, LANES)) as usize;
+    fn run(self: &Arc<Self>, group: &Arc<Group>, number: u32, runtime: &tokio::runtime::Runtime) {
+        let room = group.room(number);
         let metrics = runtime.metrics();
         let paused = Cell::new(0);
         let mut under_way = UnderWay::default();
@@ -309,6 +312,21 @@ impl Lanes {
         match call.expects(method, |method| method.outputs) {
             Ok(method) => call.begin(method.path, move |arguments| (method.run)(instance, arguments)),
             Err(error) => call.begin("an unknown method", |_| Err(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_lanes_together_run_as_many_calls_as_may_run() {
+        for most in [1, 2, 63, 64, 65, 100, 127, 128, 129, 1_000] {
+            let group = Group::new(DEFAULT_GROUP, most, 1);
+            let rooms: Vec<usize> = (0..most.min(LANES)).map(|lane| group.room(lane)).collect();
+            assert_eq!(rooms.iter().sum::<usize>(), most as usize);
+            assert!(rooms.iter().all(|room| *room > 0), "{most}: {rooms:?}");
         }
     }
 }
