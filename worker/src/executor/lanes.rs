@@ -3,7 +3,7 @@
 //! The main thread takes tasks. When the process becomes an actor, it takes the calls of the default
 //! group; every further call that may run at the same time gets a lane: a thread that takes calls of one
 //! group, in order. A lane starts when the last one that waited has taken a call, so that an actor has as many threads as calls
-//! ran at once, and not as many as may. With room for more calls than lanes, each lane has room for several: asynchronous
+//! ran at once, and not as many as may. With room for more calls than lanes, lanes have room for several: asynchronous
 //! methods then go on beside each other in its tokio runtime. A stream that waits for its consumer takes no room.
 
 use std::cell::Cell;
