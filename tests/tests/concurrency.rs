@@ -42,13 +42,18 @@ struct Crowd {
     there: AtomicUsize,
     most: AtomicUsize,
     members: tokio::sync::Barrier,
+    /// Beside one that blocks its thread.
+    others: tokio::sync::Barrier,
+    others_are_there: Barrier,
 }
 
 #[wingbeat::actor(max_concurrency = 100)]
 impl Crowd {
     fn new() -> Self {
         let members = tokio::sync::Barrier::new(CROWD as usize);
-        Crowd { there: AtomicUsize::new(0), most: AtomicUsize::new(0), members }
+        let others = tokio::sync::Barrier::new(CROWD as usize - 1);
+        let (there, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Crowd { there, most, members, others, others_are_there: Barrier::new(2) }
     }
     /// Returns when as many are there as may be. How many there were at most.
     async fn meet(&self) -> usize {
@@ -57,6 +62,16 @@ impl Crowd {
         self.members.wait().await;
         self.there.fetch_sub(1, Ordering::SeqCst);
         self.most.load(Ordering::SeqCst)
+    }
+    /// Blocks its thread until the others are there.
+    fn wait_for_others(&self) {
+        self.others_are_there.wait();
+    }
+    /// Returns when all that may run are there, but one.
+    async fn is_another(&self) {
+        if self.others.wait().await.is_leader() {
+            self.others_are_there.wait();
+        }
     }
 }
 
@@ -97,6 +112,18 @@ fn as_many_asynchronous_calls_run_at_a_time_as_may_and_no_more() {
     let calls: Vec<_> = (0..4 * CROWD).map(|_| crowd.meet()).collect();
     for call in calls {
         assert_eq!(call.get_timeout_blocking(LIMIT).unwrap(), CROWD as usize);
+    }
+}
+
+#[test]
+fn a_call_that_blocks_takes_the_place_of_one_and_no_more() {
+    let _local = Local::start(1);
+    let crowd = Crowd::remote();
+    // Of 64 threads each has a call, and one of them blocks.
+    let blocks = crowd.wait_for_others();
+    let calls: Vec<_> = (1..CROWD).map(|_| crowd.is_another()).collect();
+    for call in calls.into_iter().chain([blocks]) {
+        call.get_timeout_blocking(LIMIT).unwrap();
     }
 }
 

@@ -256,8 +256,8 @@ impl Queue {
     /// A task that runs at home was cancelled by force: its owner, which is this process, has given it up. It is asked to stop, and
     /// holds nobody up meanwhile.
     pub(super) fn give_up_at_home(&self, execution: &Arc<Execution>) {
-        self.session.process().cancel_children(execution.task);
         execution.disown();
+        self.session.process().cancel_children(execution.task);
         let mut state = self.state.lock();
         self.done_at_home(&mut state);
         if !self.goes_on_at_home(&mut state) {
@@ -276,7 +276,7 @@ impl Queue {
 fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
     NUMBER.set(Some(thread));
     let _stack = SignalStack::of_this_thread();
-    let paused = Cell::new(0);
+    let counted = Cell::new(0);
     let mut under_way = UnderWay::default();
     // Whether a stream is among them whose items block the thread while they are made.
     let mut blocks = false;
@@ -293,7 +293,7 @@ fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
                 let execution = Execution::at_home((spec.id, spec.attempt), task_name(&spec), queue.session.clone());
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
-                let call = Call { queue, execution, spec, paused: &paused };
+                let call = Call { queue, execution, spec, counted: &counted };
                 blocks |= function.as_ref().is_ok_and(|function| !function.is_asynchronous);
                 under_way.extend(match call.expects(function, |function| function.outputs) {
                     Ok(function) => call.begin(function.path, function.run),

@@ -3,13 +3,13 @@
 //! The main thread takes tasks. When the process becomes an actor, it takes the calls of the default
 //! group; every further call that may run at the same time gets a lane: a thread that takes calls of one
 //! group, in order. A lane starts when the last one that waited has taken a call, so that an actor has as many threads as calls
-//! ran at once, and not as many as may. With room for more calls than lanes, lanes have room for several: asynchronous
-//! methods then go on beside each other in its tokio runtime. A stream that waits for its consumer takes no room.
+//! ran at once, and not as many as may. Where more calls may run than there are lanes, and no lane is idle, one takes another call beside those that it has:
+//! asynchronous methods go on beside each other in its tokio runtime. How many run is counted for all lanes together, so that one which
+//! blocks takes no room but its own. A stream that waits for its consumer takes no room.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
@@ -28,9 +28,6 @@ use super::queue::{Queue, task_name};
 use super::run::{self, Call};
 use super::threads::UnderWay;
 
-/// Threads of one group at most. Synchronous calls beyond that wait; asynchronous ones need no thread.
-const LANES: u32 = 64;
-
 /// Runs what the process is sent, until it ends.
 pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
     super::handover::watch_this_thread();
@@ -38,7 +35,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
     // User code that is not asynchronous may spawn, too.
     let _entered = runtime.enter();
     let metrics = runtime.metrics();
-    let paused = Cell::new(0);
+    let counted = Cell::new(0);
     let mut under_way = UnderWay::default();
     loop {
         let next = match has_left_something(&metrics) {
@@ -52,7 +49,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
                 let execution = Execution::new((spec.id, spec.attempt), name, None, Some(lease), session.clone());
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
-                let call = Call { queue, execution, spec, paused: &paused };
+                let call = Call { queue, execution, spec, counted: &counted };
                 let left = match call.expects(function, |function| function.outputs) {
                     Ok(function) => call.begin(function.path, function.run),
                     Err(error) => call.begin("an unknown function", |_| Err(error)),
@@ -105,8 +102,7 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         Err(error) => {
             tell(session, &spec, incarnation, Err(error));
             // The daemon ends this process when the head has heard.
-            while !matches!(queue.next_call(DEFAULT_GROUP), Next::End) {}
-            return;
+            return queue.await_end();
         }
     };
     tell(session, &spec, incarnation, Ok(()));
@@ -119,10 +115,12 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         threads: Mutex::default(),
     });
     let is_alone = spec.groups.is_empty() && spec.max_concurrency == 1;
-    for (group, most) in &spec.groups {
-        shared.start(&Group::new(group, *most, 0).into());
+    for group in spec.groups.keys() {
+        if queue.starts_thread(group) {
+            shared.start(&Group { name: group.clone(), is_alone: false }.into());
+        }
     }
-    shared.run(&Group { is_alone, ..Group::new(DEFAULT_GROUP, spec.max_concurrency, 1) }.into(), 0, runtime);
+    shared.run(&Group { name: DEFAULT_GROUP.to_owned(), is_alone }.into(), runtime);
     loop {
         let Some(thread) = shared.threads.lock().pop() else { break };
         // Lanes catch user code's panics.
@@ -180,26 +178,8 @@ struct ActorHere {
 /// Calls of an actor that count together.
 struct Group {
     name: String,
-    /// Calls that may run at a time.
-    most: u32,
-    /// Lanes that were started.
-    started: AtomicU32,
-    /// Lanes that wait for a call.
-    idle: AtomicU32,
     /// Whether the actor has this group, and one lane.
     is_alone: bool,
-}
-
-impl Group {
-    fn new(name: &str, most: u32, started: u32) -> Group {
-        Group { name: name.to_owned(), most, started: started.into(), idle: 0.into(), is_alone: false }
-    }
-
-    /// How many calls that lane runs at a time: all lanes together as many as may run. With more than there are lanes, asynchronous calls share one.
-    fn room(&self, lane: u32) -> usize {
-        let lanes = self.most.clamp(1, LANES);
-        (self.most / lanes + u32::from(lane < self.most % lanes)) as usize
-    }
 }
 
 /// What the threads of an actor share. Dropped after the last of them has ended.
@@ -219,18 +199,15 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// Starts another lane, unless there are enough.
+    /// Starts another lane.
     fn start(self: &Arc<Self>, group: &Arc<Group>) {
-        let most = group.most.min(LANES);
-        let more = |started| (started < most).then_some(started + 1);
-        let Ok(number) = group.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else { return };
         let (lanes, of) = (self.clone(), group.clone());
         let started = std::thread::Builder::new().name(format!("lane {}", group.name)).spawn(move || {
             super::handover::watch_this_thread();
             match user_runtime() {
                 Some(runtime) => {
                     let _entered = runtime.enter();
-                    lanes.session.process().vital_thread("running calls", || lanes.run(&of, number, &runtime));
+                    lanes.session.process().vital_thread("running calls", || lanes.run(&of, &runtime));
                 }
                 None => lanes.not_started(&of),
             }
@@ -251,43 +228,42 @@ impl Lanes {
 
     /// The next call of the group tries again, if there is a lane to take it.
     fn not_started(&self, group: &Group) {
-        if group.started.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.queue.has_no_thread(&group.name) == 0 {
             note(format_args!("nothing can run calls of {} in its group {}: it ends", self.class, group.name));
             std::process::exit(1);
         }
     }
 
-    fn run(self: &Arc<Self>, group: &Arc<Group>, number: u32, runtime: &tokio::runtime::Runtime) {
-        let room = group.room(number);
+    fn run(self: &Arc<Self>, group: &Arc<Group>, runtime: &tokio::runtime::Runtime) {
         let metrics = runtime.metrics();
-        let paused = Cell::new(0);
+        let counted = Cell::new(0);
         let mut under_way = UnderWay::default();
+        let mut one_is_done = false;
         loop {
+            let poll_next = |cx: &Context<'_>| self.queue.poll_next_call(&group.name, counted.get() > 0, cx);
             let next = if under_way.is_empty() {
-                group.idle.fetch_add(1, Ordering::Relaxed);
                 // What one lane has opened, or the constructor, calls on others may use: sockets of this runtime are served while it waits.
-                let next = match group.is_alone && !has_left_something(&metrics) {
+                Some(match group.is_alone && !has_left_something(&metrics) {
                     true => self.queue.next_call_here(&group.name),
-                    false => beside_what_was_left(runtime, |cx| self.queue.poll_next_call(&group.name, cx)),
-                };
-                group.idle.fetch_sub(1, Ordering::Relaxed);
+                    false => beside_what_was_left(runtime, poll_next),
+                })
+            } else if std::mem::take(&mut one_is_done)
+                && let Some(next) = self.queue.call_at_hand(&group.name, counted.get() > 0)
+            {
+                // Before others go on here, which may take long. One, and then they have their turn.
                 Some(next)
             } else {
-                let calls = under_way.len();
-                under_way.go_on(runtime, |cx| {
-                    let has_room = calls - paused.get() < room;
-                    if has_room { self.queue.poll_next_call(&group.name, cx) } else { Poll::Pending }
-                })
+                under_way.go_on(runtime, |cx| poll_next(cx))
             };
             match next {
-                Some(Next::Call { spec }) => {
-                    if group.idle.load(Ordering::Relaxed) == 0 {
+                Some(Next::Call { spec, starts_thread }) => {
+                    if starts_thread {
                         self.start(group);
                     }
-                    under_way.extend(self.begin(spec, &paused));
+                    under_way.extend(self.begin(spec, &counted));
                 }
                 Some(_) => return under_way.finish(runtime),
-                None => {}
+                None => one_is_done = true,
             }
         }
     }
@@ -295,7 +271,7 @@ impl Lanes {
     fn begin<'a>(
         &'a self,
         spec: Arc<TaskSpec>,
-        paused: &'a Cell<usize>,
+        counted: &'a Cell<usize>,
     ) -> Option<futures::future::LocalBoxFuture<'a, ()>> {
         let actor = Some((self.being.actor, self.being.concurrency));
         let execution = Execution::new(
@@ -308,25 +284,10 @@ impl Lanes {
         self.queue.started(&execution);
         let instance = self.instance.clone();
         let method = registry::table().method(spec.function, &self.class);
-        let call = Call { queue: &self.queue, execution, spec, paused };
+        let call = Call { queue: &self.queue, execution, spec, counted };
         match call.expects(method, |method| method.outputs) {
             Ok(method) => call.begin(method.path, move |arguments| (method.run)(instance, arguments)),
             Err(error) => call.begin("an unknown method", |_| Err(error)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_lanes_together_run_as_many_calls_as_may_run() {
-        for most in [1, 2, 63, 64, 65, 100, 127, 128, 129, 1_000] {
-            let group = Group::new(DEFAULT_GROUP, most, 1);
-            let rooms: Vec<usize> = (0..most.min(LANES)).map(|lane| group.room(lane)).collect();
-            assert_eq!(rooms.iter().sum::<usize>(), most as usize);
-            assert!(rooms.iter().all(|room| *room > 0), "{most}: {rooms:?}");
         }
     }
 }

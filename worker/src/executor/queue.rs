@@ -4,6 +4,7 @@
 //! [`wingbeat_process::work`].
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -37,13 +38,46 @@ pub(super) struct State {
     pub at_home: AtHome,
     /// Threads that wait otherwise than for [`Queue::arrived`], in a runtime: of users, or of the IO. Until they are woken.
     takers: Vec<Waker>,
+    /// Those that have calls under way and take another when no thread of their concurrency group is idle, by group.
+    busy_takers: BTreeMap<String, Vec<Waker>>,
 }
 
 impl State {
     fn waits_to_take(&mut self, cx: &Context<'_>) {
-        if !self.takers.iter().any(|taker| taker.will_wake(cx.waker())) {
-            self.takers.push(cx.waker().clone());
+        remember(&mut self.takers, cx);
+    }
+
+    /// Who waits for a call of a group that is left to a thread that has none, if there is one.
+    fn idle_takers(&mut self, group: &str) -> Vec<Waker> {
+        match self.work.has_calls_for_idle(group) {
+            true => std::mem::take(&mut self.takers),
+            false => Vec::new(),
         }
+    }
+
+    /// Who waits for a call of a group that a thread may take which has others under way, if there is one.
+    fn busy_takers(&mut self, group: &str) -> Vec<Waker> {
+        match self.busy_takers.get_mut(group) {
+            Some(takers) if self.work.has_calls_for_busy(group) => std::mem::take(takers),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Who is to look, of all groups, since calls have come.
+    fn takers_of_calls(&mut self) -> Vec<Waker> {
+        let mut takers = std::mem::take(&mut self.takers);
+        for (group, busy) in &mut self.busy_takers {
+            if self.work.has_calls_for_busy(group) {
+                takers.append(busy);
+            }
+        }
+        takers
+    }
+}
+
+fn remember(takers: &mut Vec<Waker>, cx: &Context<'_>) {
+    if !takers.iter().any(|taker| taker.will_wake(cx.waker())) {
+        takers.push(cx.waker().clone());
     }
 }
 
@@ -129,20 +163,17 @@ impl Queue {
         Poll::Pending
     }
 
-    /// The next call of a concurrency group.
-    pub(crate) fn next_call(&self, group: &str) -> Next {
+    /// Waits until there will be nothing more, or the process is to end when its calls are done, and takes nothing.
+    pub(crate) fn await_end(&self) {
         let mut state = self.state.lock();
-        loop {
-            if let Some(next) = self.take_call(&mut state, group) {
-                return next;
-            }
+        while !state.work.has_ended() && !state.work.is_draining() {
             self.arrived.wait(&mut state);
         }
     }
 
-    /// As [`Queue::next_call`], for an actor that has one thread.
+    /// The next call of a concurrency group, for an actor that has one thread.
     pub(crate) fn next_call_here(&self, group: &str) -> Next {
-        self.next_here(|state| self.take_call(state, group), |state| state.work.has_calls(group))
+        self.next_here(|state| self.take_call(state, group, false), |state| state.work.has_calls(group))
     }
 
     /// What `take` finds. This thread does the IO while there is nothing, so that nobody has to wake it for what comes, nor the IO
@@ -184,22 +215,64 @@ impl Queue {
         }
     }
 
-    /// As [`Queue::next_call`], for a thread whose runtime has something to do meanwhile.
-    pub(crate) fn poll_next_call(&self, group: &str, cx: &Context<'_>) -> Poll<Next> {
+    /// As [`Queue::next_call_here`], of a thread whose runtime has something to do meanwhile; `is_busy`: others count that it has.
+    pub(crate) fn poll_next_call(&self, group: &str, is_busy: bool, cx: &Context<'_>) -> Poll<Next> {
         let mut state = self.state.lock();
-        if let Some(next) = self.take_call(&mut state, group) {
+        if let Some(next) = self.take_call(&mut state, group, is_busy) {
             return Poll::Ready(next);
         }
-        state.waits_to_take(cx);
+        if !is_busy {
+            state.waits_to_take(cx);
+        } else if let Some(takers) = state.busy_takers.get_mut(group) {
+            remember(takers, cx);
+        } else {
+            state.busy_takers.insert(group.to_owned(), vec![cx.waker().clone()]);
+        }
         Poll::Pending
     }
 
-    fn take_call(&self, state: &mut State, group: &str) -> Option<Next> {
-        let next = state.work.next_call(group);
-        if let Some(Next::End) = next {
-            self.wake_all(state);
+    /// As [`Queue::poll_next_call`], of a thread that does not wait.
+    pub(crate) fn call_at_hand(&self, group: &str, is_busy: bool) -> Option<Next> {
+        self.take_call(&mut self.state.lock(), group, is_busy)
+    }
+
+    fn take_call(&self, state: &mut State, group: &str, is_busy: bool) -> Option<Next> {
+        let next = state.work.next_call(group, is_busy);
+        match next {
+            Some(Next::End) => self.wake_all(state),
+            // Where it was the last idle thread that has taken one, the next is for those that are busy.
+            Some(_) => state.busy_takers(group).into_iter().for_each(Waker::wake),
+            None if is_busy => state.idle_takers(group).into_iter().for_each(Waker::wake),
+            None => {}
         }
         next
+    }
+
+    /// Has another thread take calls of a group, if one is to be started.
+    pub(crate) fn starts_thread(&self, group: &str) -> bool {
+        self.state.lock().work.starts_thread(group)
+    }
+
+    /// That thread cannot be had. How many the group has.
+    pub(crate) fn has_no_thread(&self, group: &str) -> u32 {
+        let mut state = self.state.lock();
+        let left = state.work.has_no_thread(group);
+        let takers = state.busy_takers(group);
+        drop(state);
+        takers.into_iter().for_each(Waker::wake);
+        left
+    }
+
+    /// A call begins to wait for the consumer of its stream, or goes on; `has_others`: others count that its thread has. The thread may go
+    /// on with something else that takes long: others look whether there is something to take.
+    pub(crate) fn counts(&self, call: &TaskSpec, counts: bool, has_others: bool) {
+        let group = work::group_of(call);
+        let mut state = self.state.lock();
+        state.work.counts(call, counts, has_others);
+        let mut takers = state.idle_takers(group);
+        takers.append(&mut state.busy_takers(group));
+        drop(state);
+        takers.into_iter().for_each(Waker::wake);
     }
 
     /// Has every thread look again.
@@ -211,7 +284,8 @@ impl Queue {
     /// Has every thread look again that takes what was sent here.
     pub(super) fn wake_main(&self, state: &mut State) {
         self.arrived.notify_all();
-        for taker in state.takers.drain(..) {
+        let busy = state.busy_takers.values_mut().flat_map(std::mem::take);
+        for taker in state.takers.drain(..).chain(busy) {
             taker.wake();
         }
     }
@@ -233,9 +307,12 @@ impl Queue {
         }
     }
 
-    /// What a thread took out is done.
-    pub(crate) fn done(&self, execution: &Arc<Execution>) {
+    /// What a thread took out is done; `has_others`: as of [`Queue::counts`].
+    pub(crate) fn done(&self, execution: &Arc<Execution>, spec: &TaskSpec, has_others: bool) {
         let mut state = self.state.lock();
+        if execution.actor.is_some() {
+            state.work.counts(spec, false, has_others);
+        }
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
         if state.work.is_draining() {
             self.wake_all(&mut state);
@@ -364,8 +441,9 @@ impl Queue {
     /// Asks what runs to stop; with `force`, ends it with the process.
     fn stop(&self, execution: &Execution, force: bool) {
         if !force {
-            self.session.process().cancel_children(execution.task);
-            return execution.cancel();
+            // Whoever sees that what it has started is cancelled sees that it is itself.
+            execution.cancel();
+            return self.session.process().cancel_children(execution.task);
         }
         // It is not asked: woken with an error, it might go on with that. What it has started ends with its owner, which is
         // this process.
@@ -417,7 +495,7 @@ impl Executor for Queue {
                 let actor = Actor { id, incarnation };
                 let mut state = self.state.lock();
                 let added = state.work.add_calls(actor, calls);
-                let takers = std::mem::take(&mut state.takers);
+                let takers = state.takers_of_calls();
                 drop(state);
                 self.arrived.notify_all();
                 takers.into_iter().for_each(Waker::wake);
@@ -458,8 +536,8 @@ impl Executor for Queue {
     fn peer_lost(&self, peer: ProcessId) {
         let running = self.state.lock().work.peer_lost(peer);
         for execution in running {
-            self.session.process().cancel_children(execution.task);
             execution.disown();
+            self.session.process().cancel_children(execution.task);
         }
         self.held.peer_lost(peer);
         // It will not hear whether it may end.

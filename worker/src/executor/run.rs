@@ -111,8 +111,8 @@ pub(crate) struct Call<'a> {
     pub queue: &'a Queue,
     pub execution: Arc<Execution>,
     pub spec: Arc<TaskSpec>,
-    /// Of the calls of this thread, those that wait for the consumers of their streams.
-    pub paused: &'a Cell<usize>,
+    /// Of the calls of this thread, those that count: they do not wait for the consumers of their streams.
+    pub counted: &'a Cell<usize>,
 }
 
 impl<'a> Call<'a> {
@@ -147,6 +147,7 @@ impl<'a> Call<'a> {
         function: &'static str,
         start: impl FnOnce(Arguments) -> Result<Running, Error> + 'a,
     ) -> Option<LocalBoxFuture<'a, ()>> {
+        self.counted.update(|counted| counted + 1);
         let begun = Instant::now();
         if Session::is_at_hand(&self.spec.args)
             && let Some(values) = self.queue.session.bring_in(&self.spec.args, false).now_or_never()
@@ -194,7 +195,8 @@ impl<'a> Call<'a> {
             let ran = begun.elapsed().saturating_sub(waited);
             self.queue.answer(&self.spec, outcome, ran.as_nanos() as u64, held);
         }
-        self.queue.done(&self.execution);
+        self.counted.update(|counted| counted - 1);
+        self.queue.done(&self.execution, &self.spec, self.counted.get() > 0);
     }
 
     /// Calls the function. An error is the end: that of a function that was done at once.
@@ -352,10 +354,18 @@ impl<'a> Call<'a> {
         if credit.covers(index, ahead) {
             return Ok(());
         }
-        self.paused.set(self.paused.get() + 1);
+        self.counts(false);
         let waited = guarded(&self.execution, pin!(self.room(credit, index, ahead))).await;
-        self.paused.set(self.paused.get() - 1);
+        self.counts(true);
         waited
+    }
+
+    fn counts(&self, counts: bool) {
+        let others = self.counted.get() - usize::from(!counts);
+        self.counted.set(others + usize::from(counts));
+        if self.execution.actor.is_some() {
+            self.queue.counts(&self.spec, counts, others > 0);
+        }
     }
 
     async fn room(&self, credit: &Credit, index: u32, ahead: u32) {

@@ -153,7 +153,7 @@ impl Process {
         if queue.running.is_some() || queue.is_beginning {
             return None;
         }
-        let next = if queue.being.is_some() { queue.work.next_call(DEFAULT_GROUP) } else { queue.work.next_task() };
+        let next = if queue.being.is_some() { queue.work.next_call(DEFAULT_GROUP, false) } else { queue.work.next_task() };
         match next? {
             work::Next::Become(actor) => {
                 queue.being = Some((actor.spec.clone(), actor.incarnation, actor.lease));
@@ -161,7 +161,7 @@ impl Process {
                 queue.is_beginning = true;
                 Some(Next::Become(actor.spec))
             }
-            work::Next::Call { spec } => {
+            work::Next::Call { spec, .. } => {
                 let lease = queue.being.as_ref().map(|(_, _, lease)| *lease);
                 Some(Next::Attempt { spec, lease })
             }
@@ -200,7 +200,12 @@ impl Process {
             self.answer(&execution.spec, ended, ran_nanos);
         }
         self.executions.borrow_mut().remove(&execution.number);
-        self.queue.borrow_mut().work.done(execution.spec.id, |running| Rc::ptr_eq(running, execution));
+        let mut queue = self.queue.borrow_mut();
+        if execution.actor.is_some() {
+            queue.work.counts(&execution.spec, false, false);
+        }
+        queue.work.done(execution.spec.id, |running| Rc::ptr_eq(running, execution));
+        drop(queue);
         if execution.is_at_home {
             self.done_at_home(shared);
         }

@@ -11,6 +11,9 @@ use wingbeat_core::{ActorId, Incarnation, LeaseId, ProcessId, TaskId};
 /// The default concurrency group.
 pub const DEFAULT_GROUP: &str = "";
 
+/// Threads of one group at most. Synchronous calls beyond that wait; asynchronous ones need no thread of their own.
+const THREADS: u32 = 64;
+
 /// Something to start.
 pub enum Next {
     /// A task, with its number on its lease.
@@ -26,6 +29,8 @@ pub enum Next {
     Call {
         /// What to run.
         spec: Arc<TaskSpec>,
+        /// Whether another thread is to be started for the next one: none is idle, and there may be more.
+        starts_thread: bool,
     },
     /// The process is to become an actor.
     Become(Box<Become>),
@@ -90,8 +95,8 @@ pub enum Cancelled<R> {
 pub struct Queue<R> {
     /// With who sent them, their lease and their number on it.
     tasks: VecDeque<(ProcessId, LeaseId, u64, Arc<TaskSpec>)>,
-    /// By concurrency group.
-    calls: BTreeMap<String, VecDeque<Arc<TaskSpec>>>,
+    /// Of the actor, by name. None before it is one.
+    groups: BTreeMap<String, Group>,
     /// The actor that it is to become, until the main thread takes it out.
     to_become: Option<Box<Become>>,
     /// Set once: an actor ends with its process.
@@ -130,6 +135,50 @@ pub struct Queue<R> {
     exits: bool,
 }
 
+/// A concurrency group of the actor. Its calls are run by threads, each of which may have several under way.
+#[derive(Default)]
+struct Group {
+    /// Calls that have not begun, in order.
+    waiting: VecDeque<Arc<TaskSpec>>,
+    /// Calls that run. One that waits for the consumer of its stream does not count, and goes on without asking.
+    running: u32,
+    /// How many may run.
+    most: u32,
+    /// Threads that take its calls.
+    threads: u32,
+    /// Those of them on which no call counts.
+    idle: u32,
+    /// Whether one could not be started.
+    falls_short: bool,
+}
+
+impl Group {
+    /// Whether one of its threads may take a call now; `is_busy`: others count that it has. An idle one takes it else, or one that is to be
+    /// started.
+    fn gives(&self, is_busy: bool) -> bool {
+        let all_are_busy = self.idle == 0 && (self.falls_short || self.threads == self.wanted());
+        self.running < self.most && (!is_busy || all_are_busy)
+    }
+
+    /// Another thread takes its calls from now on, unless one is idle, or there are as many as may be. Whether it is to be started.
+    fn starts_thread(&mut self) -> bool {
+        let starts = self.idle == 0 && self.threads < self.wanted();
+        self.threads += u32::from(starts);
+        self.idle += u32::from(starts);
+        starts
+    }
+
+    /// How many threads it has at most.
+    fn wanted(&self) -> u32 {
+        self.most.min(THREADS)
+    }
+
+    /// Whether a call waits that one of its threads may take.
+    fn has_for(&self, is_busy: bool) -> bool {
+        !self.waiting.is_empty() && self.gives(is_busy)
+    }
+}
+
 /// How far the process is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
@@ -146,7 +195,7 @@ impl<R> Default for Queue<R> {
     fn default() -> Self {
         Queue {
             tasks: VecDeque::new(),
-            calls: BTreeMap::new(),
+            groups: BTreeMap::new(),
             to_become: None,
             actor: None,
             lease: None,
@@ -209,8 +258,8 @@ impl<R: Clone> Queue<R> {
         }
         let mut unknown = Vec::new();
         for spec in calls {
-            match self.calls.get_mut(spec.group.as_deref().unwrap_or(DEFAULT_GROUP)) {
-                Some(group) => group.push_back(spec),
+            match self.groups.get_mut(group_of(&spec)) {
+                Some(group) => group.waiting.push_back(spec),
                 None => unknown.push(spec),
             }
         }
@@ -264,7 +313,31 @@ impl<R: Clone> Queue<R> {
 
     /// Whether calls of a concurrency group wait.
     pub fn has_calls(&self, group: &str) -> bool {
-        self.calls.get(group).is_some_and(|calls| !calls.is_empty())
+        self.groups.get(group).is_some_and(|group| !group.waiting.is_empty())
+    }
+
+    /// Whether a call of a group waits that a thread may take which has others under way.
+    pub fn has_calls_for_busy(&self, group: &str) -> bool {
+        self.groups.get(group).is_some_and(|group| group.has_for(true))
+    }
+
+    /// Whether a group has several threads, and a call that an idle one may take.
+    pub fn has_calls_for_idle(&self, group: &str) -> bool {
+        self.groups.get(group).is_some_and(|group| group.threads > 1 && group.has_for(false))
+    }
+
+    /// Another thread takes calls of a group from now on, if one is to be started.
+    pub fn starts_thread(&mut self, group: &str) -> bool {
+        self.groups.get_mut(group).is_some_and(Group::starts_thread)
+    }
+
+    /// That thread could not be started. How many the group has.
+    pub fn has_no_thread(&mut self, group: &str) -> u32 {
+        let Some(group) = self.groups.get_mut(group) else { return 0 };
+        group.threads -= 1;
+        group.idle -= 1;
+        group.falls_short = true;
+        group.threads
     }
 
     /// Whether a task of this process may begin here: the one that was sent here waits, and so do all that run at home.
@@ -336,16 +409,22 @@ impl<R: Clone> Queue<R> {
         self.waiting > 0 && self.at_home.values().all(|waits| *waits)
     }
 
-    /// The next call of a concurrency group; none if that is to be waited for.
-    pub fn next_call(&mut self, group: &str) -> Option<Next> {
+    /// The next call of a concurrency group, for one of its threads; `is_busy`: others count that it has. None if it is to be waited for.
+    pub fn next_call(&mut self, group: &str, is_busy: bool) -> Option<Next> {
         if let Some(rest) = self.starts_nothing() {
             return rest;
         }
-        if let Some(spec) = self.calls.get_mut(group).and_then(VecDeque::pop_front) {
+        if let Some(group) = self.groups.get_mut(group).filter(|group| group.gives(is_busy))
+            && let Some(spec) = group.waiting.pop_front()
+        {
+            group.running += 1;
+            group.idle -= u32::from(!is_busy);
+            let starts_thread = group.starts_thread();
             self.busy += 1;
-            return Some(Next::Call { spec });
+            return Some(Next::Call { spec, starts_thread });
         }
-        if self.phase == Phase::Draining && self.busy == 0 && self.calls.values().all(VecDeque::is_empty) {
+        if self.phase == Phase::Draining && self.busy == 0 && self.groups.values().all(|group| group.waiting.is_empty())
+        {
             self.phase = Phase::Ended;
             return Some(Next::End);
         }
@@ -382,6 +461,18 @@ impl<R: Clone> Queue<R> {
         is_at_home
     }
 
+    /// A call that was taken out counts no more, and another one may run in its place: it waits for the consumer of its stream, or is done.
+    /// Or it goes on, and counts again. `has_others`: others count that its thread has.
+    pub fn counts(&mut self, call: &TaskSpec, counts: bool, has_others: bool) {
+        let Some(group) = self.groups.get_mut(group_of(call)) else { return };
+        let one_thread = u32::from(!has_others);
+        if counts {
+            (group.running, group.idle) = (group.running + 1, group.idle - one_thread);
+        } else {
+            (group.running, group.idle) = (group.running - 1, group.idle + one_thread);
+        }
+    }
+
     /// What was taken out is done. A later attempt at the same task may have begun since, which is not `this`.
     pub fn done(&mut self, task: TaskId, is_this: impl FnOnce(&R) -> bool) {
         let is_this = self.running.get(&task).is_some_and(is_this);
@@ -404,9 +495,9 @@ impl<R: Clone> Queue<R> {
         {
             return Cancelled::Unstarted(spec);
         }
-        for calls in self.calls.values_mut() {
-            if let Some(at) = calls.iter().position(|spec| spec.id == task)
-                && let Some(spec) = calls.remove(at)
+        for group in self.groups.values_mut() {
+            if let Some(at) = group.waiting.iter().position(|spec| spec.id == task)
+                && let Some(spec) = group.waiting.remove(at)
             {
                 return Cancelled::Unstarted(spec);
             }
@@ -428,8 +519,8 @@ impl<R: Clone> Queue<R> {
     /// Forgets what a process wanted that is gone. Answers with what runs for it.
     pub fn peer_lost(&mut self, peer: ProcessId) -> Vec<R> {
         self.tasks.retain(|(owner, ..)| *owner != peer);
-        for calls in self.calls.values_mut() {
-            calls.retain(|spec| spec.id.owner != peer);
+        for group in self.groups.values_mut() {
+            group.waiting.retain(|spec| spec.id.owner != peer);
         }
         self.running.iter().filter(|(task, _)| task.owner == peer).map(|(_, running)| running.clone()).collect()
     }
@@ -459,8 +550,11 @@ impl<R: Clone> Queue<R> {
     pub fn start_actor(&mut self, actor: Become) {
         (self.lease, self.leaves) = (Some(actor.lease), false);
         self.actor = Some(Actor { id: actor.spec.id, incarnation: actor.incarnation });
-        for group in [DEFAULT_GROUP].into_iter().chain(actor.spec.groups.keys().map(String::as_str)) {
-            self.calls.insert(group.to_owned(), VecDeque::new());
+        // The main thread, which makes the actor, takes calls of the default group.
+        let main = Group { most: actor.spec.max_concurrency, threads: 1, idle: 1, ..Group::default() };
+        self.groups.insert(DEFAULT_GROUP.to_owned(), main);
+        for (name, most) in &actor.spec.groups {
+            self.groups.insert(name.clone(), Group { most: *most, ..Group::default() });
         }
         self.to_become = Some(Box::new(actor));
     }
@@ -476,7 +570,7 @@ impl<R: Clone> Queue<R> {
     /// knows why it ends.
     pub fn exit_actor(&mut self) -> Vec<Arc<TaskSpec>> {
         self.exits = true;
-        self.calls.values_mut().flat_map(std::mem::take).collect()
+        self.groups.values_mut().flat_map(|group| std::mem::take(&mut group.waiting)).collect()
     }
 
     /// Nothing is started any more.
@@ -536,6 +630,11 @@ impl<R: Clone> Queue<R> {
         // One that is no longer leased, or is about to end, takes nothing either.
         GaveBack { to, lease, tasks, waiting: self.takes_nothing(lease) }
     }
+}
+
+/// The concurrency group of a call.
+pub fn group_of(call: &TaskSpec) -> &str {
+    call.group.as_deref().unwrap_or(DEFAULT_GROUP)
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ fn actor() -> Queue<u32> {
         placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
         holds: ResourceSet::default(),
         max_restarts: 0,
-        max_concurrency: 1,
+        max_concurrency: 2,
         max_task_retries: 0,
         max_pending_calls: None,
         groups: [("io".to_owned(), 2)].into(),
@@ -69,10 +69,10 @@ fn actor() -> Queue<u32> {
 fn next(queue: &mut Queue<u32>, group: Option<&str>) -> Option<u64> {
     let next = match group {
         None => queue.next_task(),
-        Some(group) => queue.next_call(group),
+        Some(group) => queue.next_call(group, false),
     };
     match next? {
-        Next::Task { spec, .. } | Next::Call { spec } => Some(spec.id.seq),
+        Next::Task { spec, .. } | Next::Call { spec, .. } => Some(spec.id.seq),
         Next::Become(_) => Some(0),
         Next::End => None,
     }
@@ -304,6 +304,74 @@ fn calls_of_another_life_and_of_unknown_groups_are_refused_and_the_others_taken(
     assert_eq!((next(&mut queue, Some("io")), next(&mut queue, Some(DEFAULT_GROUP))), (Some(2), Some(1)));
 }
 
+/// An actor that may run so many calls at a time, has as many threads as it may, and so many calls that wait.
+fn crowd(most: u32, calls: u64) -> Queue<u32> {
+    let mut queue = actor();
+    assert_eq!(next(&mut queue, None), Some(0));
+    let group = queue.groups.get_mut(DEFAULT_GROUP).unwrap();
+    group.most = most;
+    (group.threads, group.idle) = (group.wanted(), group.wanted());
+    queue.add_calls(ACTOR, tasks(1..=calls)).ok();
+    queue
+}
+
+fn take(queue: &mut Queue<u32>, is_busy: bool) -> Option<u64> {
+    match queue.next_call(DEFAULT_GROUP, is_busy)? {
+        Next::Call { spec, .. } => Some(spec.id.seq),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_thread_with_a_call_under_way_takes_another_when_no_thread_is_idle_and_as_many_run_as_may() {
+    let mut queue = crowd(66, 100);
+    for number in 1..=64 {
+        assert_eq!((take(&mut queue, true), take(&mut queue, false)), (None, Some(number)));
+    }
+    assert!(queue.has_calls_for_busy(DEFAULT_GROUP));
+    assert_eq!([0; 3].map(|_| take(&mut queue, true)), [Some(65), Some(66), None]);
+    let first = spec(OWNER, 1, None);
+    queue.counts(&first, false, true);
+    assert_eq!([0; 2].map(|_| take(&mut queue, true)), [Some(67), None]);
+    // The other one of that thread ends, too.
+    queue.counts(&first, false, false);
+    assert!(queue.has_calls_for_idle(DEFAULT_GROUP) && !queue.has_calls_for_busy(DEFAULT_GROUP));
+    assert_eq!((take(&mut queue, true), take(&mut queue, false)), (None, Some(68)));
+}
+
+#[test]
+fn a_call_that_waits_for_its_consumer_makes_room_and_takes_it_again() {
+    let mut queue = crowd(1, 3);
+    let [first, second] = [1, 2].map(|number| spec(OWNER, number, None));
+    assert_eq!(take(&mut queue, false), Some(1));
+    queue.counts(&first, false, false);
+    assert_eq!(take(&mut queue, false), Some(2));
+    queue.counts(&first, true, true);
+    queue.counts(&second, false, true);
+    assert_eq!([false, true].map(|is_busy| take(&mut queue, is_busy)), [None; 2]);
+    queue.counts(&first, false, false);
+    assert_eq!(take(&mut queue, false), Some(3));
+}
+
+#[test]
+fn a_group_has_as_many_threads_as_calls_run_at_once_and_may() {
+    let mut queue = actor();
+    assert_eq!(next(&mut queue, None), Some(0));
+    queue.add_calls(ACTOR, (1..=4).map(|number| spec(OWNER, number, Some("io"))).collect()).ok();
+    let mut starts = |queue: &mut Queue<u32>, is_busy| match queue.next_call("io", is_busy)? {
+        Next::Call { starts_thread, .. } => Some(starts_thread),
+        _ => None,
+    };
+    assert!(queue.starts_thread("io") && !queue.starts_thread("io"), "one is idle");
+    assert_eq!(starts(&mut queue, false), Some(true));
+    assert_eq!(starts(&mut queue, true), None, "a thread is to be started");
+    assert_eq!(queue.has_no_thread("io"), 1);
+    assert_eq!(starts(&mut queue, true), Some(true), "it could not be; another is tried");
+    queue.counts(&spec(OWNER, 1, Some("io")), false, true);
+    assert_eq!(starts(&mut queue, false), Some(false), "two calls may run");
+    assert!(!queue.starts_thread(DEFAULT_GROUP) && !queue.starts_thread("no such"), "the main thread is idle");
+}
+
 #[test]
 fn an_actor_that_drains_ends_when_its_calls_are_done() {
     let mut queue = actor();
@@ -312,11 +380,11 @@ fn an_actor_that_drains_ends_when_its_calls_are_done() {
     queue.drain();
     assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(2));
     queue.done(id(OWNER, 1), |_| true);
-    assert!(queue.next_call("io").is_none(), "one call is under way");
+    assert!(queue.next_call("io", false).is_none(), "one call is under way");
     queue.done(id(OWNER, 2), |_| true);
-    assert!(matches!(queue.next_call("io"), Some(Next::End)));
+    assert!(matches!(queue.next_call("io", false), Some(Next::End)));
     assert!(queue.has_ended());
-    assert!(matches!(queue.next_call(DEFAULT_GROUP), Some(Next::End)));
+    assert!(matches!(queue.next_call(DEFAULT_GROUP, false), Some(Next::End)));
     // The head says what becomes of calls that come then.
     assert!(queue.add_calls(ACTOR, tasks([3])).is_ok());
 }
@@ -328,11 +396,11 @@ fn an_actor_that_exits_begins_nothing_more_and_ends_when_it_is_drained() {
     assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(1));
     assert_eq!(queue.exit_actor().len(), 1, "what waits is refused");
     assert!(matches!(queue.add_calls(ACTOR, tasks([3])), Err(Refused::Exits(calls)) if calls.len() == 1));
-    assert!(queue.next_call(DEFAULT_GROUP).is_none());
+    assert!(queue.next_call(DEFAULT_GROUP, false).is_none());
     queue.done(id(OWNER, 1), |_| true);
-    assert!(queue.next_call(DEFAULT_GROUP).is_none(), "the head may not know of it yet");
+    assert!(queue.next_call(DEFAULT_GROUP, false).is_none(), "the head may not know of it yet");
     queue.drain();
-    assert!(matches!(queue.next_call(DEFAULT_GROUP), Some(Next::End)));
+    assert!(matches!(queue.next_call(DEFAULT_GROUP, false), Some(Next::End)));
 }
 
 #[test]
