@@ -1,7 +1,8 @@
 //! Which bytes of the arena are free, and which have memory behind them. Pure: no IO, no clock.
 //!
 //! Freed memory stays backed for [`WARM_FOR`] and is given out again newest first, because pages
-//! that are already there cost no faults and no zeroing. What stays free longer is *withdrawn* by
+//! that are already there cost no faults and no zeroing; but nothing is given out in the middle of a
+//! free run, of which then two parts would be left that are too short for the next. What stays free longer is *withdrawn* by
 //! [`Allocator::trim`]: the caller punches it out, without a lock if it likes since nobody else can
 //! be given it meanwhile, and hands it back with [`Allocator::punched`].
 
@@ -225,8 +226,9 @@ impl Allocator {
         self.by_age.iter().rev().take(NEWEST_TRIED).find_map(|&(_, start)| {
             let extent = Extent { offset: start, len: size };
             let taken = taken_for(extent);
-            let fits = self.free.contains(taken) && self.backed.contains(taken.pages_touched());
-            fits.then_some(extent)
+            let run = self.free.run_around(taken)?;
+            let splits = taken.offset - run.offset >= PAGE && taken.end() < run.end();
+            (!splits && self.backed.contains(taken.pages_touched())).then_some(extent)
         })
     }
 

@@ -110,7 +110,8 @@ impl Ranges {
         [left, right].map(|run| run.map(|(&start, &end)| Extent::between(start, end)))
     }
 
-    fn run_around(&self, extent: Extent) -> Option<Extent> {
+    /// The run that all of the extent is part of.
+    pub(crate) fn run_around(&self, extent: Extent) -> Option<Extent> {
         let (&start, &end) = self.runs.range(..=extent.offset).next_back()?;
         (extent.end() <= end).then(|| Extent::between(start, end))
     }

@@ -67,6 +67,17 @@ fn freed_memory_is_reused_newest_first() {
 }
 
 #[test]
+fn what_is_warm_in_the_middle_of_a_free_run_is_left_there() {
+    let mut allocator = Allocator::new(64 * MIB);
+    let all: Vec<Extent> = (0..8).map(|_| allocator.take(7 * MIB)).collect();
+    for (second, index) in (1..).zip([7, 0, 6, 1, 5, 2, 4, 3]) {
+        allocator.free(all[index], at(second));
+    }
+    let again: Vec<Extent> = (0..8).map(|_| allocator.take(8 * MIB)).collect();
+    allocator.check(&again);
+}
+
+#[test]
 fn only_memory_that_was_free_for_long_enough_is_trimmed() {
     let mut allocator = Allocator::new(64 * MIB);
     let (a, b) = (allocator.take(2 * MIB), allocator.take(3 * MIB));
@@ -192,6 +203,10 @@ proptest! {
         }
         allocator.punch_all(withdrawn);
         allocator.check(&[]);
+        // However the memory was used before, it has room for as many of one size.
+        let again: Vec<Extent> = (0..capacity / MIB).map(|_| allocator.take(MIB)).collect();
+        allocator.check(&again);
+        again.into_iter().for_each(|extent| allocator.free(extent, now));
         let rest = allocator.trim(now + WARM_FOR, WARM_FOR);
         allocator.punch_all(rest);
         prop_assert_eq!(allocator.backed_bytes(), 0);
