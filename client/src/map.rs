@@ -175,6 +175,7 @@ where
             let has_submitted = self.submit();
             match self.calls.poll(cx) {
                 Poll::Ready(None) if has_submitted => {}
+                Poll::Ready(Some(Err(error))) if self.is_cancelled_with(&error) => return self.interrupt(error),
                 Poll::Ready(result) => return Poll::Ready(result),
                 Poll::Pending if has_submitted => {}
                 Poll::Pending => break,
@@ -190,6 +191,11 @@ where
         // A wait that can never end is the end of the map: what is behind it would be waited for in vain, too.
         (self.items, self.calls) = (None, Calls::in_order());
         Poll::Ready(Some(Err(error)))
+    }
+
+    /// Whether a call was cancelled because the running task is, which is told that once.
+    fn is_cancelled_with(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::Cancelled && self.made_by == current_task() && context::cancellation().is_some()
     }
 
     /// The wait of the running task is over, and no result is lost: whoever goes on with the map, as an actor's next call, has them. To the task
