@@ -46,7 +46,7 @@ pub(crate) struct ReplayArgs {
     /// Show steps with all that was recorded of them: all steps, unless `--around` or `--at` says which.
     #[arg(long)]
     full: bool,
-    /// Show the steps of all recordings together, ordered by the clocks of their machines: all steps, unless `--around` or `--at` says which.
+    /// Show the steps of all recordings together, ordered by the clocks of their machines: all steps, unless `--around` or `--at` says which. They are in memory until all are read.
     #[arg(long)]
     merged: bool,
 }

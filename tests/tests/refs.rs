@@ -292,7 +292,9 @@ fn an_owner_that_stands_still_holds_up_nobody_elses_results_and_releases() {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     // One thread takes the signal; until it runs, the others go on.
+    let told = std::time::Instant::now();
     while !all_threads_stand_still(pid.as_raw_nonzero().get()) {
+        assert!(told.elapsed() < LIMIT, "process {} does not stand still", pid.as_raw_nonzero());
         std::thread::yield_now();
     }
     let stopped = std::time::Instant::now();

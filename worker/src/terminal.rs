@@ -93,14 +93,15 @@ impl Terminal {
                     }
                     Ok(Message::Say(text)) => shown.say(&text),
                     Err(RecvTimeoutError::Timeout) => shown.count(),
-                    Err(RecvTimeoutError::Disconnected) => return shown.end_of_last(),
+                    // The program may have ended, and what takes lines with it.
+                    Err(RecvTimeoutError::Disconnected) => return,
                 }
             }
         })?;
         Ok(Terminal(queue))
     }
 
-    /// Shows lines. What is given is ready when they are shown.
+    /// Shows lines; no lines: those before were the last. What is given is ready when they are shown.
     pub(crate) fn show(&self, lines: Vec<LogLine>) -> impl Future<Output = ()> + Send + 'static {
         let (done, shown) = oneshot::channel();
         // The thread ends with the process.
@@ -126,6 +127,9 @@ impl Shown {
     }
 
     fn show(&mut self, lines: Vec<LogLine>) {
+        if lines.is_empty() {
+            self.end_of_last();
+        }
         for line in lines {
             match &mut self.last {
                 Some(repeated) if repeated.is(&line) => {
@@ -231,6 +235,9 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(lines.len(), 7);
+        terminal.show(vec![line("last"), line("last")]);
+        terminal.show(Vec::new());
+        assert_eq!(shown.lock()[..], [said("once more"), said("2 times more, in all")]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tarpc::client::RpcError;
@@ -173,11 +173,18 @@ impl Session {
 
     /// Waits, for a moment at most, until what this job's worker processes have printed was shown.
     async fn last_output(&self) {
-        let Some(head) = self.process.connected_head() else { return };
         // Output that takes longer than this is lost; leaving must not depend on it.
         let limit = Duration::from_secs(3);
-        let settled = head.settle_output(mux::within(limit), self.job()).await;
-        if matches!(settled, Ok(false) | Err(RpcError::DeadlineExceeded)) {
+        let begun = Instant::now();
+        let settled = match self.process.connected_head() {
+            Some(head) => head.settle_output(mux::within(limit), self.job()).await,
+            None => Ok(true),
+        };
+        let process = self.process.clone();
+        let left = limit.saturating_sub(begun.elapsed());
+        let last = async move { tokio::time::timeout(left, process.log(Vec::new())).await };
+        let is_shown = !matches!(self.process.io().spawn(last).await, Ok(Err(_)));
+        if !is_shown || matches!(settled, Ok(false) | Err(RpcError::DeadlineExceeded)) {
             note(
                 "some of what tasks and actors have printed last is not shown: it took too long to write it here, or an actor to end",
             );

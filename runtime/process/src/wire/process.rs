@@ -317,7 +317,8 @@ impl Process {
         let _ = self.wire.executor.set(executor);
     }
 
-    /// Says where output of user code goes (drivers). What is given is waited for until the lines are shown, and must not hold up the thread.
+    /// Says where output of user code goes (drivers); no lines: those before were the last. What is given is waited for until the lines are shown,
+    /// and must not hold up the thread.
     pub fn set_log_sink(&self, sink: LogSink) {
         let _ = self.wire.log_sink.set(sink);
     }
