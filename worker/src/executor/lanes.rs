@@ -58,7 +58,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
                 under_way.finish(&runtime);
             }
             Next::Become(become_actor) => return live(session, queue, &runtime, *become_actor),
-            Next::Call { .. } => {}
+            Next::Call { .. } | Next::StartThread => {}
             Next::End => return,
         }
     }
@@ -238,7 +238,8 @@ impl Lanes {
         let metrics = runtime.metrics();
         let counted = Cell::new(0);
         let mut under_way = UnderWay::default();
-        let mut one_is_done = false;
+        // Whether a call has ended, and whether the others had a turn in the runtime since one was taken for that reason.
+        let (mut one_is_done, had_turn) = (false, Cell::new(true));
         loop {
             let poll_next = |cx: &Context<'_>| self.queue.poll_next_call(&group.name, counted.get() > 0, cx);
             let next = if under_way.is_empty() {
@@ -248,12 +249,16 @@ impl Lanes {
                     false => beside_what_was_left(runtime, poll_next),
                 })
             } else if std::mem::take(&mut one_is_done)
+                && had_turn.take()
                 && let Some(next) = self.queue.call_at_hand(&group.name, counted.get() > 0)
             {
-                // Before others go on here, which may take long. One, and then they have their turn.
+                // Before others go on here, which may take long.
                 Some(next)
             } else {
-                under_way.go_on(runtime, |cx| poll_next(cx))
+                under_way.go_on(runtime, |cx| {
+                    had_turn.set(true);
+                    poll_next(cx)
+                })
             };
             match next {
                 Some(Next::Call { spec, starts_thread }) => {
@@ -262,6 +267,7 @@ impl Lanes {
                     }
                     under_way.extend(self.begin(spec, &counted));
                 }
+                Some(Next::StartThread) => self.start(group),
                 Some(_) => return under_way.finish(runtime),
                 None => one_is_done = true,
             }

@@ -169,7 +169,7 @@ impl Process {
                 queue.started = number + 1;
                 Some(Next::Attempt { spec, lease: Some(lease) })
             }
-            work::Next::End => None,
+            work::Next::StartThread | work::Next::End => None,
         }
     }
 

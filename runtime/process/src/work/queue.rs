@@ -32,6 +32,8 @@ pub enum Next {
         /// Whether another thread is to be started for the next one: none is idle, and there may be more.
         starts_thread: bool,
     },
+    /// No call yet: another thread is to be started for one that waits, since none is idle.
+    StartThread,
     /// The process is to become an actor.
     Become(Box<Become>),
     /// There will be nothing more.
@@ -153,11 +155,9 @@ struct Group {
 }
 
 impl Group {
-    /// Whether one of its threads may take a call now; `is_busy`: others count that it has. An idle one takes it else, or one that is to be
-    /// started.
+    /// Whether one of its threads may take a call now; `is_busy`: others count that it has. Else an idle one takes it.
     fn gives(&self, is_busy: bool) -> bool {
-        let all_are_busy = self.idle == 0 && (self.falls_short || self.threads == self.wanted());
-        self.running < self.most && (!is_busy || all_are_busy)
+        self.running < self.most && (!is_busy || self.idle == 0)
     }
 
     /// Another thread takes its calls from now on, unless one is idle, or there are as many as may be. Whether it is to be started.
@@ -414,9 +414,12 @@ impl<R: Clone> Queue<R> {
         if let Some(rest) = self.starts_nothing() {
             return rest;
         }
-        if let Some(group) = self.groups.get_mut(group).filter(|group| group.gives(is_busy))
-            && let Some(spec) = group.waiting.pop_front()
-        {
+        if let Some(group) = self.groups.get_mut(group).filter(|group| group.has_for(is_busy)) {
+            // One that goes on after its consumer has taken something may have made the last idle thread a busy one.
+            if is_busy && !group.falls_short && group.starts_thread() {
+                return Some(Next::StartThread);
+            }
+            let spec = group.waiting.pop_front()?;
             group.running += 1;
             group.idle -= u32::from(!is_busy);
             let starts_thread = group.starts_thread();

@@ -74,7 +74,7 @@ fn next(queue: &mut Queue<u32>, group: Option<&str>) -> Option<u64> {
     match next? {
         Next::Task { spec, .. } | Next::Call { spec, .. } => Some(spec.id.seq),
         Next::Become(_) => Some(0),
-        Next::End => None,
+        Next::StartThread | Next::End => None,
     }
 }
 
@@ -354,6 +354,22 @@ fn a_call_that_waits_for_its_consumer_makes_room_and_takes_it_again() {
 }
 
 #[test]
+fn a_thread_is_started_when_a_call_that_goes_on_has_taken_the_last_idle_one() {
+    let mut queue = actor();
+    assert_eq!(next(&mut queue, None), Some(0));
+    queue.groups.get_mut(DEFAULT_GROUP).unwrap().most = 3;
+    let first = spec(OWNER, 1, None);
+    queue.add_calls(ACTOR, tasks(1..=3)).ok();
+    assert_eq!(take(&mut queue, false), Some(1), "and a second thread is started");
+    queue.counts(&first, false, false);
+    assert_eq!((take(&mut queue, false), take(&mut queue, true)), (Some(2), None));
+    queue.counts(&first, true, false);
+    assert!(queue.has_calls_for_busy(DEFAULT_GROUP));
+    assert!(matches!(queue.next_call(DEFAULT_GROUP, true), Some(Next::StartThread)));
+    assert_eq!((take(&mut queue, true), take(&mut queue, false)), (None, Some(3)));
+}
+
+#[test]
 fn a_group_has_as_many_threads_as_calls_run_at_once_and_may() {
     let mut queue = actor();
     assert_eq!(next(&mut queue, None), Some(0));
@@ -364,7 +380,7 @@ fn a_group_has_as_many_threads_as_calls_run_at_once_and_may() {
     };
     assert!(queue.starts_thread("io") && !queue.starts_thread("io"), "one is idle");
     assert_eq!(starts(&mut queue, false), Some(true));
-    assert_eq!(starts(&mut queue, true), None, "a thread is to be started");
+    assert_eq!(starts(&mut queue, true), None, "a thread is started");
     assert_eq!(queue.has_no_thread("io"), 1);
     assert_eq!(starts(&mut queue, true), Some(true), "it could not be; another is tried");
     queue.counts(&spec(OWNER, 1, Some("io")), false, true);
