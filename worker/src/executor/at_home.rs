@@ -276,7 +276,7 @@ impl Queue {
 fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
     NUMBER.set(Some(thread));
     let _stack = SignalStack::of_this_thread();
-    let counted = Cell::new(0);
+    let calls = Cell::default();
     let mut under_way = UnderWay::default();
     // Whether a stream is among them whose items block the thread while they are made.
     let mut blocks = false;
@@ -293,7 +293,7 @@ fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
                 let execution = Execution::at_home((spec.id, spec.attempt), task_name(&spec), queue.session.clone());
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
-                let call = Call { queue, execution, spec, counted: &counted };
+                let call = Call { queue, execution, spec, thread: &calls };
                 blocks |= function.as_ref().is_ok_and(|function| !function.is_asynchronous);
                 under_way.extend(match call.expects(function, |function| function.outputs) {
                     Ok(function) => call.begin(function.path, function.run),

@@ -21,7 +21,7 @@ use wingbeat_core::{ActorId, Incarnation, LeaseId};
 use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{self, Constructing, Instance};
-use wingbeat_process::work::{Become, DEFAULT_GROUP, Next};
+use wingbeat_process::work::{Become, DEFAULT_GROUP, Next, ThreadCalls};
 use wingbeat_process::{Arguments, Session, note};
 
 use super::queue::{Queue, task_name};
@@ -35,7 +35,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
     // User code that is not asynchronous may spawn, too.
     let _entered = runtime.enter();
     let metrics = runtime.metrics();
-    let counted = Cell::new(0);
+    let calls = Cell::default();
     let mut under_way = UnderWay::default();
     loop {
         let next = match has_left_something(&metrics) {
@@ -49,7 +49,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
                 let execution = Execution::new((spec.id, spec.attempt), name, None, Some(lease), session.clone());
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
-                let call = Call { queue, execution, spec, counted: &counted };
+                let call = Call { queue, execution, spec, thread: &calls };
                 let left = match call.expects(function, |function| function.outputs) {
                     Ok(function) => call.begin(function.path, function.run),
                     Err(error) => call.begin("an unknown function", |_| Err(error)),
@@ -58,7 +58,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
                 under_way.finish(&runtime);
             }
             Next::Become(become_actor) => return live(session, queue, &runtime, *become_actor),
-            Next::Call { .. } | Next::StartThread => {}
+            Next::Call { .. } => {}
             Next::End => return,
         }
     }
@@ -236,12 +236,11 @@ impl Lanes {
 
     fn run(self: &Arc<Self>, group: &Arc<Group>, runtime: &tokio::runtime::Runtime) {
         let metrics = runtime.metrics();
-        let counted = Cell::new(0);
+        let calls = Cell::<ThreadCalls>::default();
         let mut under_way = UnderWay::default();
-        // Whether a call has ended, and whether the others had a turn in the runtime since one was taken for that reason.
-        let (mut one_is_done, had_turn) = (false, Cell::new(true));
+        let mut one_is_done = false;
         loop {
-            let poll_next = |cx: &Context<'_>| self.queue.poll_next_call(&group.name, counted.get() > 0, cx);
+            let poll_next = |cx: &Context<'_>| self.queue.poll_next_call(&group.name, calls.get(), cx);
             let next = if under_way.is_empty() {
                 // What one lane has opened, or the constructor, calls on others may use: sockets of this runtime are served while it waits.
                 Some(match group.is_alone && !has_left_something(&metrics) {
@@ -249,35 +248,42 @@ impl Lanes {
                     false => beside_what_was_left(runtime, poll_next),
                 })
             } else if std::mem::take(&mut one_is_done)
-                && had_turn.take()
-                && let Some(next) = self.queue.call_at_hand(&group.name, counted.get() > 0)
+                && let Some(next) = self.at_hand(group, &mut under_way, calls.get())
             {
-                // Before others go on here, which may take long.
                 Some(next)
             } else {
-                under_way.go_on(runtime, |cx| {
-                    had_turn.set(true);
-                    poll_next(cx)
-                })
+                under_way.go_on(runtime, |cx| poll_next(cx))
             };
             match next {
                 Some(Next::Call { spec, starts_thread }) => {
                     if starts_thread {
                         self.start(group);
                     }
-                    under_way.extend(self.begin(spec, &counted));
+                    let call = self.begin(spec, &calls);
+                    one_is_done = call.is_none();
+                    under_way.extend(call);
                 }
-                Some(Next::StartThread) => self.start(group),
                 Some(_) => return under_way.finish(runtime),
                 None => one_is_done = true,
             }
         }
     }
 
+    /// What may begin in place of a call that is done, before others go on here, which may take long. Once; then they have a turn.
+    fn at_hand(&self, group: &Group, under_way: &mut UnderWay<'_>, calls: ThreadCalls) -> Option<Next> {
+        if under_way.wants_turn {
+            self.queue.leaves_to_others(&group.name);
+            return None;
+        }
+        let next = self.queue.call_at_hand(&group.name, calls);
+        under_way.wants_turn = next.is_some();
+        next
+    }
+
     fn begin<'a>(
         &'a self,
         spec: Arc<TaskSpec>,
-        counted: &'a Cell<usize>,
+        thread: &'a Cell<ThreadCalls>,
     ) -> Option<futures::future::LocalBoxFuture<'a, ()>> {
         let actor = Some((self.being.actor, self.being.concurrency));
         let execution = Execution::new(
@@ -290,7 +296,7 @@ impl Lanes {
         self.queue.started(&execution);
         let instance = self.instance.clone();
         let method = registry::table().method(spec.function, &self.class);
-        let call = Call { queue: &self.queue, execution, spec, counted };
+        let call = Call { queue: &self.queue, execution, spec, thread };
         match call.expects(method, |method| method.outputs) {
             Ok(method) => call.begin(method.path, move |arguments| (method.run)(instance, arguments)),
             Err(error) => call.begin("an unknown method", |_| Err(error)),

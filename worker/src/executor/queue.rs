@@ -19,7 +19,7 @@ use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
-use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
+use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused, ThreadCalls};
 use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work, note};
 
 use super::home_threads::AtHome;
@@ -38,8 +38,17 @@ pub(super) struct State {
     pub at_home: AtHome,
     /// Threads that wait otherwise than for [`Queue::arrived`], in a runtime: of users, or of the IO. Until they are woken.
     takers: Vec<Waker>,
-    /// Those that have calls under way and take another when no thread of their concurrency group is idle, by group.
-    busy_takers: BTreeMap<String, Vec<Waker>>,
+    /// Threads of an actor that wait in their runtimes, by concurrency group.
+    lanes: BTreeMap<String, Waiting>,
+}
+
+/// Threads of a concurrency group that wait for a call. Until they are woken.
+#[derive(Default)]
+struct Waiting {
+    /// Those on which no call counts.
+    idle: Vec<Waker>,
+    /// Those that take another when none is idle.
+    busy: Vec<Waker>,
 }
 
 impl State {
@@ -47,28 +56,24 @@ impl State {
         remember(&mut self.takers, cx);
     }
 
-    /// Who waits for a call of a group that is left to a thread that has none, if there is one.
-    fn idle_takers(&mut self, group: &str) -> Vec<Waker> {
-        match self.work.has_calls_for_idle(group) {
-            true => std::mem::take(&mut self.takers),
-            false => Vec::new(),
-        }
-    }
-
-    /// Who waits for a call of a group that a thread may take which has others under way, if there is one.
-    fn busy_takers(&mut self, group: &str) -> Vec<Waker> {
-        match self.busy_takers.get_mut(group) {
-            Some(takers) if self.work.has_calls_for_busy(group) => std::mem::take(takers),
-            _ => Vec::new(),
+    /// Who is to look for a call of a group, if there is one that may begin.
+    fn wanted(&mut self, group: &str) -> Vec<Waker> {
+        let Some(waiting) = self.lanes.get_mut(group) else { return Vec::new() };
+        match self.work.call_is_for_idle(group) {
+            Some(true) => std::mem::take(&mut waiting.idle),
+            Some(false) => std::mem::take(&mut waiting.busy),
+            None => Vec::new(),
         }
     }
 
     /// Who is to look, of all groups, since calls have come.
     fn takers_of_calls(&mut self) -> Vec<Waker> {
         let mut takers = std::mem::take(&mut self.takers);
-        for (group, busy) in &mut self.busy_takers {
-            if self.work.has_calls_for_busy(group) {
-                takers.append(busy);
+        for (group, waiting) in &mut self.lanes {
+            match self.work.call_is_for_idle(group) {
+                Some(true) => takers.append(&mut waiting.idle),
+                Some(false) => takers.append(&mut waiting.busy),
+                None => {}
             }
         }
         takers
@@ -173,7 +178,10 @@ impl Queue {
 
     /// The next call of a concurrency group, for an actor that has one thread.
     pub(crate) fn next_call_here(&self, group: &str) -> Next {
-        self.next_here(|state| self.take_call(state, group, false), |state| state.work.has_calls(group))
+        self.next_here(
+            |state| self.take_call(state, group, ThreadCalls::default()),
+            |state| state.work.has_calls(group),
+        )
     }
 
     /// What `take` finds. This thread does the IO while there is nothing, so that nobody has to wake it for what comes, nor the IO
@@ -215,37 +223,40 @@ impl Queue {
         }
     }
 
-    /// As [`Queue::next_call_here`], of a thread whose runtime has something to do meanwhile; `is_busy`: others count that it has.
-    pub(crate) fn poll_next_call(&self, group: &str, is_busy: bool, cx: &Context<'_>) -> Poll<Next> {
+    /// As [`Queue::next_call_here`], of a thread whose runtime has something to do meanwhile, with what it has under way.
+    pub(crate) fn poll_next_call(&self, group: &str, thread: ThreadCalls, cx: &Context<'_>) -> Poll<Next> {
         let mut state = self.state.lock();
-        if let Some(next) = self.take_call(&mut state, group, is_busy) {
+        if let Some(next) = self.take_call(&mut state, group, thread) {
             return Poll::Ready(next);
         }
-        if !is_busy {
-            state.waits_to_take(cx);
-        } else if let Some(takers) = state.busy_takers.get_mut(group) {
-            remember(takers, cx);
-        } else {
-            state.busy_takers.insert(group.to_owned(), vec![cx.waker().clone()]);
+        if !state.lanes.contains_key(group) {
+            state.lanes.insert(group.to_owned(), Waiting::default());
+        }
+        if let Some(waiting) = state.lanes.get_mut(group) {
+            remember(if thread.is_idle() { &mut waiting.idle } else { &mut waiting.busy }, cx);
         }
         Poll::Pending
     }
 
     /// As [`Queue::poll_next_call`], of a thread that does not wait.
-    pub(crate) fn call_at_hand(&self, group: &str, is_busy: bool) -> Option<Next> {
-        self.take_call(&mut self.state.lock(), group, is_busy)
+    pub(crate) fn call_at_hand(&self, group: &str, thread: ThreadCalls) -> Option<Next> {
+        self.take_call(&mut self.state.lock(), group, thread)
     }
 
-    fn take_call(&self, state: &mut State, group: &str, is_busy: bool) -> Option<Next> {
-        let next = state.work.next_call(group, is_busy);
+    fn take_call(&self, state: &mut State, group: &str, thread: ThreadCalls) -> Option<Next> {
+        let next = state.work.next_call(group, thread);
         match next {
             Some(Next::End) => self.wake_all(state),
-            // Where it was the last idle thread that has taken one, the next is for those that are busy.
-            Some(_) => state.busy_takers(group).into_iter().for_each(Waker::wake),
-            None if is_busy => state.idle_takers(group).into_iter().for_each(Waker::wake),
-            None => {}
+            // Where it was the last idle thread that has taken one, the next is for those that are busy; and who is busy leaves it to an idle one.
+            _ => state.wanted(group).into_iter().for_each(Waker::wake),
         }
         next
+    }
+
+    /// Has others look for a call: a thread goes on with what it has, which may take long.
+    pub(crate) fn leaves_to_others(&self, group: &str) {
+        let takers = self.state.lock().wanted(group);
+        takers.into_iter().for_each(Waker::wake);
     }
 
     /// Has another thread take calls of a group, if one is to be started.
@@ -257,20 +268,17 @@ impl Queue {
     pub(crate) fn has_no_thread(&self, group: &str) -> u32 {
         let mut state = self.state.lock();
         let left = state.work.has_no_thread(group);
-        let takers = state.busy_takers(group);
+        let takers = state.wanted(group);
         drop(state);
         takers.into_iter().for_each(Waker::wake);
         left
     }
 
-    /// A call begins to wait for the consumer of its stream, or goes on; `has_others`: others count that its thread has. The thread may go
-    /// on with something else that takes long: others look whether there is something to take.
-    pub(crate) fn counts(&self, call: &TaskSpec, counts: bool, has_others: bool) {
-        let group = work::group_of(call);
+    /// A call begins to wait for the consumer of its stream, or goes on; `beside`: what else its thread has under way, which may take long.
+    pub(crate) fn pauses(&self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) {
         let mut state = self.state.lock();
-        state.work.counts(call, counts, has_others);
-        let mut takers = state.idle_takers(group);
-        takers.append(&mut state.busy_takers(group));
+        state.work.pauses(call, pauses, beside);
+        let takers = state.wanted(work::group_of(call));
         drop(state);
         takers.into_iter().for_each(Waker::wake);
     }
@@ -284,9 +292,9 @@ impl Queue {
     /// Has every thread look again that takes what was sent here.
     pub(super) fn wake_main(&self, state: &mut State) {
         self.arrived.notify_all();
-        let busy = state.busy_takers.values_mut().flat_map(std::mem::take);
-        for taker in state.takers.drain(..).chain(busy) {
-            taker.wake();
+        state.takers.drain(..).for_each(Waker::wake);
+        for waiting in state.lanes.values_mut() {
+            waiting.idle.drain(..).chain(waiting.busy.drain(..)).for_each(Waker::wake);
         }
     }
 
@@ -307,11 +315,11 @@ impl Queue {
         }
     }
 
-    /// What a thread took out is done; `has_others`: as of [`Queue::counts`].
-    pub(crate) fn done(&self, execution: &Arc<Execution>, spec: &TaskSpec, has_others: bool) {
+    /// What a thread took out is done; `beside`: what else the thread has under way. It looks for the next call itself.
+    pub(crate) fn done(&self, execution: &Arc<Execution>, spec: &TaskSpec, beside: ThreadCalls) {
         let mut state = self.state.lock();
         if execution.actor.is_some() {
-            state.work.counts(spec, false, has_others);
+            state.work.call_done(spec, beside);
         }
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
         if state.work.is_draining() {

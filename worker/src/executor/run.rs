@@ -21,6 +21,7 @@ use wingbeat_net::messages::THEN_FAILED;
 use wingbeat_process::arguments::Incoming;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{Finished, Item, OutputValues, Running};
+use wingbeat_process::work::ThreadCalls;
 use wingbeat_process::{Arguments, Handle, Session};
 
 use super::queue::{Credit, Queue};
@@ -111,8 +112,8 @@ pub(crate) struct Call<'a> {
     pub queue: &'a Queue,
     pub execution: Arc<Execution>,
     pub spec: Arc<TaskSpec>,
-    /// Of the calls of this thread, those that count: they do not wait for the consumers of their streams.
-    pub counted: &'a Cell<usize>,
+    /// What this thread has under way.
+    pub thread: &'a Cell<ThreadCalls>,
 }
 
 impl<'a> Call<'a> {
@@ -147,7 +148,7 @@ impl<'a> Call<'a> {
         function: &'static str,
         start: impl FnOnce(Arguments) -> Result<Running, Error> + 'a,
     ) -> Option<LocalBoxFuture<'a, ()>> {
-        self.counted.update(|counted| counted + 1);
+        self.thread.update(|thread| ThreadCalls { counted: thread.counted + 1, ..thread });
         let begun = Instant::now();
         if Session::is_at_hand(&self.spec.args)
             && let Some(values) = self.queue.session.bring_in(&self.spec.args, false).now_or_never()
@@ -195,8 +196,8 @@ impl<'a> Call<'a> {
             let ran = begun.elapsed().saturating_sub(waited);
             self.queue.answer(&self.spec, outcome, ran.as_nanos() as u64, held);
         }
-        self.counted.update(|counted| counted - 1);
-        self.queue.done(&self.execution, &self.spec, self.counted.get() > 0);
+        self.thread.update(|thread| ThreadCalls { counted: thread.counted - 1, ..thread });
+        self.queue.done(&self.execution, &self.spec, self.thread.get());
     }
 
     /// Calls the function. An error is the end: that of a function that was done at once.
@@ -354,18 +355,25 @@ impl<'a> Call<'a> {
         if credit.covers(index, ahead) {
             return Ok(());
         }
-        self.counts(false);
+        self.pauses(true);
         let waited = guarded(&self.execution, pin!(self.room(credit, index, ahead))).await;
-        self.counts(true);
+        self.pauses(false);
         waited
     }
 
-    fn counts(&self, counts: bool) {
-        let others = self.counted.get() - usize::from(!counts);
-        self.counted.set(others + usize::from(counts));
+    fn pauses(&self, pauses: bool) {
+        let ThreadCalls { counted, paused } = self.thread.get();
+        let beside = match pauses {
+            true => ThreadCalls { counted: counted - 1, paused },
+            false => ThreadCalls { counted, paused: paused - 1 },
+        };
         if self.execution.actor.is_some() {
-            self.queue.counts(&self.spec, counts, others > 0);
+            self.queue.pauses(&self.spec, pauses, beside);
         }
+        self.thread.set(match pauses {
+            true => ThreadCalls { paused: beside.paused + 1, ..beside },
+            false => ThreadCalls { counted: beside.counted + 1, ..beside },
+        });
     }
 
     async fn room(&self, credit: &Credit, index: u32, ahead: u32) {

@@ -64,6 +64,8 @@ pub(crate) async fn inside<F: Future>(future: F) -> F::Output {
 #[derive(Default)]
 pub(crate) struct UnderWay<'a> {
     calls: FuturesUnordered<LocalBoxFuture<'a, ()>>,
+    /// Whether something was begun beside them since they had a turn inside.
+    pub wants_turn: bool,
 }
 
 impl<'a> UnderWay<'a> {
@@ -121,6 +123,7 @@ impl<'a> UnderWay<'a> {
         cx: &mut Context<'_>,
         other: &mut impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<Turn<T>> {
+        self.wants_turn = false;
         IS_INSIDE.set(true);
         let restore = Outside;
         let is_done = self.calls.poll_next_unpin(cx).is_ready();

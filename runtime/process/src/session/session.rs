@@ -155,9 +155,12 @@ impl Session {
         if mine {
             Session::set_global(None);
         }
-        if matches!(process.wire.who.role, Role::Driver(_)) && !process.is_over() {
-            process.tell_head(HeadMessage::Leaves);
-            self.last_output().await;
+        if matches!(process.wire.who.role, Role::Driver(_)) {
+            let is_over = process.is_over();
+            if !is_over {
+                process.tell_head(HeadMessage::Leaves);
+            }
+            self.last_output(is_over).await;
         }
         // Joining threads blocks; the caller's runtime must not.
         let (done, finished) = tokio::sync::oneshot::channel();
@@ -172,13 +175,13 @@ impl Session {
     }
 
     /// Waits, for a moment at most, until what this job's worker processes have printed was shown.
-    async fn last_output(&self) {
+    async fn last_output(&self, is_over: bool) {
         // Output that takes longer than this is lost; leaving must not depend on it.
         let limit = Duration::from_secs(3);
         let begun = Instant::now();
         let settled = match self.process.connected_head() {
-            Some(head) => head.settle_output(mux::within(limit), self.job()).await,
-            None => Ok(true),
+            Some(head) if !is_over => head.settle_output(mux::within(limit), self.job()).await,
+            _ => Ok(true),
         };
         let process = self.process.clone();
         let left = limit.saturating_sub(begun.elapsed());

@@ -15,7 +15,7 @@ use wingbeat_net::messages::{PeerMessage, Work};
 use super::execution::{Ended, Execution, Shared};
 use super::process::Process;
 use crate::owner::object::Handle;
-use crate::work::{self, Actor, Cancelled, DEFAULT_GROUP, GaveBack, Refused};
+use crate::work::{self, Actor, Cancelled, DEFAULT_GROUP, GaveBack, Refused, ThreadCalls};
 
 /// How long a forced cancel waits for owners to take in the results of other tasks.
 const FORCED_LIMIT: u64 = 500;
@@ -153,7 +153,7 @@ impl Process {
         if queue.running.is_some() || queue.is_beginning {
             return None;
         }
-        let next = if queue.being.is_some() { queue.work.next_call(DEFAULT_GROUP, false) } else { queue.work.next_task() };
+        let next = if queue.being.is_some() { queue.work.next_call(DEFAULT_GROUP, ThreadCalls::default()) } else { queue.work.next_task() };
         match next? {
             work::Next::Become(actor) => {
                 queue.being = Some((actor.spec.clone(), actor.incarnation, actor.lease));
@@ -169,7 +169,7 @@ impl Process {
                 queue.started = number + 1;
                 Some(Next::Attempt { spec, lease: Some(lease) })
             }
-            work::Next::StartThread | work::Next::End => None,
+            work::Next::End => None,
         }
     }
 
@@ -202,7 +202,7 @@ impl Process {
         self.executions.borrow_mut().remove(&execution.number);
         let mut queue = self.queue.borrow_mut();
         if execution.actor.is_some() {
-            queue.work.counts(&execution.spec, false, false);
+            queue.work.call_done(&execution.spec, ThreadCalls::default());
         }
         queue.work.done(execution.spec.id, |running| Rc::ptr_eq(running, execution));
         drop(queue);

@@ -29,11 +29,9 @@ pub enum Next {
     Call {
         /// What to run.
         spec: Arc<TaskSpec>,
-        /// Whether another thread is to be started for the next one: none is idle, and there may be more.
+        /// Whether another thread is to be started for the next one: none is empty, and there may be more.
         starts_thread: bool,
     },
-    /// No call yet: another thread is to be started for one that waits, since none is idle.
-    StartThread,
     /// The process is to become an actor.
     Become(Box<Become>),
     /// There will be nothing more.
@@ -48,6 +46,27 @@ pub struct Become {
     pub spec: Arc<ActorSpec>,
     /// Which of its lives.
     pub incarnation: Incarnation,
+}
+
+/// The calls that a thread of an actor has under way.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct ThreadCalls {
+    /// Those that run: that count.
+    pub counted: u32,
+    /// Those that wait for the consumers of their streams.
+    pub paused: u32,
+}
+
+impl ThreadCalls {
+    /// Whether none counts: it takes the next call.
+    pub fn is_idle(self) -> bool {
+        self.counted == 0
+    }
+
+    /// Whether there are none: nothing makes it busy but what it takes.
+    fn is_empty(self) -> bool {
+        self == ThreadCalls::default()
+    }
 }
 
 /// The actor that the process is.
@@ -148,34 +167,37 @@ struct Group {
     most: u32,
     /// Threads that take its calls.
     threads: u32,
-    /// Those of them on which no call counts.
+    /// Those of them that are idle.
     idle: u32,
-    /// Whether one could not be started.
-    falls_short: bool,
+    /// Those of them that are empty. There is one until there are as many threads as may be, or one could not be started.
+    empty: u32,
 }
 
 impl Group {
-    /// Whether one of its threads may take a call now; `is_busy`: others count that it has. Else an idle one takes it.
-    fn gives(&self, is_busy: bool) -> bool {
-        self.running < self.most && (!is_busy || self.idle == 0)
+    /// Whether a call waits that one of its threads may take: an idle one, or any if none is.
+    fn has_for(&self, thread: ThreadCalls) -> bool {
+        !self.waiting.is_empty() && self.running < self.most && (thread.is_idle() || self.idle == 0)
     }
 
-    /// Another thread takes its calls from now on, unless one is idle, or there are as many as may be. Whether it is to be started.
+    /// A thread has taken a call, or one of its calls goes on; `beside`: what else it has.
+    fn counts(&mut self, beside: ThreadCalls) {
+        self.running += 1;
+        self.idle -= u32::from(beside.is_idle());
+    }
+
+    /// One of its calls counts no more.
+    fn counts_no_more(&mut self, beside: ThreadCalls) {
+        self.running -= 1;
+        self.idle += u32::from(beside.is_idle());
+    }
+
+    /// Another thread takes its calls from now on, unless one is empty, or there are as many as may be. Whether it is to be started.
     fn starts_thread(&mut self) -> bool {
-        let starts = self.idle == 0 && self.threads < self.wanted();
-        self.threads += u32::from(starts);
-        self.idle += u32::from(starts);
+        let starts = self.empty == 0 && self.threads < self.most.min(THREADS);
+        if starts {
+            (self.threads, self.idle, self.empty) = (self.threads + 1, self.idle + 1, 1);
+        }
         starts
-    }
-
-    /// How many threads it has at most.
-    fn wanted(&self) -> u32 {
-        self.most.min(THREADS)
-    }
-
-    /// Whether a call waits that one of its threads may take.
-    fn has_for(&self, is_busy: bool) -> bool {
-        !self.waiting.is_empty() && self.gives(is_busy)
     }
 }
 
@@ -316,14 +338,10 @@ impl<R: Clone> Queue<R> {
         self.groups.get(group).is_some_and(|group| !group.waiting.is_empty())
     }
 
-    /// Whether a call of a group waits that a thread may take which has others under way.
-    pub fn has_calls_for_busy(&self, group: &str) -> bool {
-        self.groups.get(group).is_some_and(|group| group.has_for(true))
-    }
-
-    /// Whether a group has several threads, and a call that an idle one may take.
-    pub fn has_calls_for_idle(&self, group: &str) -> bool {
-        self.groups.get(group).is_some_and(|group| group.threads > 1 && group.has_for(false))
+    /// Whether a call of a group waits that may begin, and whether an idle thread is to take it. Else any is.
+    pub fn call_is_for_idle(&self, group: &str) -> Option<bool> {
+        let group = self.groups.get(group).filter(|group| group.has_for(ThreadCalls::default()))?;
+        Some(group.idle > 0)
     }
 
     /// Another thread takes calls of a group from now on, if one is to be started.
@@ -334,9 +352,7 @@ impl<R: Clone> Queue<R> {
     /// That thread could not be started. How many the group has.
     pub fn has_no_thread(&mut self, group: &str) -> u32 {
         let Some(group) = self.groups.get_mut(group) else { return 0 };
-        group.threads -= 1;
-        group.idle -= 1;
-        group.falls_short = true;
+        (group.threads, group.idle, group.empty) = (group.threads - 1, group.idle - 1, group.empty - 1);
         group.threads
     }
 
@@ -409,19 +425,15 @@ impl<R: Clone> Queue<R> {
         self.waiting > 0 && self.at_home.values().all(|waits| *waits)
     }
 
-    /// The next call of a concurrency group, for one of its threads; `is_busy`: others count that it has. None if it is to be waited for.
-    pub fn next_call(&mut self, group: &str, is_busy: bool) -> Option<Next> {
+    /// The next call of a concurrency group, for one of its threads, which has others under way; none if it is to be waited for.
+    pub fn next_call(&mut self, group: &str, thread: ThreadCalls) -> Option<Next> {
         if let Some(rest) = self.starts_nothing() {
             return rest;
         }
-        if let Some(group) = self.groups.get_mut(group).filter(|group| group.has_for(is_busy)) {
-            // One that goes on after its consumer has taken something may have made the last idle thread a busy one.
-            if is_busy && !group.falls_short && group.starts_thread() {
-                return Some(Next::StartThread);
-            }
+        if let Some(group) = self.groups.get_mut(group).filter(|group| group.has_for(thread)) {
             let spec = group.waiting.pop_front()?;
-            group.running += 1;
-            group.idle -= u32::from(!is_busy);
+            group.counts(thread);
+            group.empty -= u32::from(thread.is_empty());
             let starts_thread = group.starts_thread();
             self.busy += 1;
             return Some(Next::Call { spec, starts_thread });
@@ -464,16 +476,18 @@ impl<R: Clone> Queue<R> {
         is_at_home
     }
 
-    /// A call that was taken out counts no more, and another one may run in its place: it waits for the consumer of its stream, or is done.
-    /// Or it goes on, and counts again. `has_others`: others count that its thread has.
-    pub fn counts(&mut self, call: &TaskSpec, counts: bool, has_others: bool) {
+    /// A call begins to wait for the consumer of its stream, and another one may run in its place, or it goes on; `beside`: what else its
+    /// thread has under way.
+    pub fn pauses(&mut self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) {
         let Some(group) = self.groups.get_mut(group_of(call)) else { return };
-        let one_thread = u32::from(!has_others);
-        if counts {
-            (group.running, group.idle) = (group.running + 1, group.idle - one_thread);
-        } else {
-            (group.running, group.idle) = (group.running - 1, group.idle + one_thread);
-        }
+        if pauses { group.counts_no_more(beside) } else { group.counts(beside) }
+    }
+
+    /// A call that was taken out is done; `beside`: what else its thread has under way.
+    pub fn call_done(&mut self, call: &TaskSpec, beside: ThreadCalls) {
+        let Some(group) = self.groups.get_mut(group_of(call)) else { return };
+        group.counts_no_more(beside);
+        group.empty += u32::from(beside.is_empty());
     }
 
     /// What was taken out is done. A later attempt at the same task may have begun since, which is not `this`.
@@ -554,7 +568,7 @@ impl<R: Clone> Queue<R> {
         (self.lease, self.leaves) = (Some(actor.lease), false);
         self.actor = Some(Actor { id: actor.spec.id, incarnation: actor.incarnation });
         // The main thread, which makes the actor, takes calls of the default group.
-        let main = Group { most: actor.spec.max_concurrency, threads: 1, idle: 1, ..Group::default() };
+        let main = Group { most: actor.spec.max_concurrency, threads: 1, idle: 1, empty: 1, ..Group::default() };
         self.groups.insert(DEFAULT_GROUP.to_owned(), main);
         for (name, most) in &actor.spec.groups {
             self.groups.insert(name.clone(), Group { most: *most, ..Group::default() });

@@ -69,12 +69,12 @@ fn actor() -> Queue<u32> {
 fn next(queue: &mut Queue<u32>, group: Option<&str>) -> Option<u64> {
     let next = match group {
         None => queue.next_task(),
-        Some(group) => queue.next_call(group, false),
+        Some(group) => queue.next_call(group, EMPTY),
     };
     match next? {
         Next::Task { spec, .. } | Next::Call { spec, .. } => Some(spec.id.seq),
         Next::Become(_) => Some(0),
-        Next::StartThread | Next::End => None,
+        Next::End => None,
     }
 }
 
@@ -304,69 +304,70 @@ fn calls_of_another_life_and_of_unknown_groups_are_refused_and_the_others_taken(
     assert_eq!((next(&mut queue, Some("io")), next(&mut queue, Some(DEFAULT_GROUP))), (Some(2), Some(1)));
 }
 
-/// An actor that may run so many calls at a time, has as many threads as it may, and so many calls that wait.
+/// An actor that may run so many calls at a time, and so many calls that wait.
 fn crowd(most: u32, calls: u64) -> Queue<u32> {
     let mut queue = actor();
     assert_eq!(next(&mut queue, None), Some(0));
-    let group = queue.groups.get_mut(DEFAULT_GROUP).unwrap();
-    group.most = most;
-    (group.threads, group.idle) = (group.wanted(), group.wanted());
+    queue.groups.get_mut(DEFAULT_GROUP).unwrap().most = most;
     queue.add_calls(ACTOR, tasks(1..=calls)).ok();
     queue
 }
 
-fn take(queue: &mut Queue<u32>, is_busy: bool) -> Option<u64> {
-    match queue.next_call(DEFAULT_GROUP, is_busy)? {
-        Next::Call { spec, .. } => Some(spec.id.seq),
+/// The number of the next call, and whether a thread is started then.
+fn take(queue: &mut Queue<u32>, thread: ThreadCalls) -> Option<(u64, bool)> {
+    match queue.next_call(DEFAULT_GROUP, thread)? {
+        Next::Call { spec, starts_thread } => Some((spec.id.seq, starts_thread)),
         _ => None,
     }
 }
+
+const EMPTY: ThreadCalls = ThreadCalls { counted: 0, paused: 0 };
+const PAUSED: ThreadCalls = ThreadCalls { counted: 0, paused: 1 };
+const BUSY: ThreadCalls = ThreadCalls { counted: 1, paused: 0 };
 
 #[test]
 fn a_thread_with_a_call_under_way_takes_another_when_no_thread_is_idle_and_as_many_run_as_may() {
     let mut queue = crowd(66, 100);
     for number in 1..=64 {
-        assert_eq!((take(&mut queue, true), take(&mut queue, false)), (None, Some(number)));
+        assert_eq!((take(&mut queue, BUSY), queue.call_is_for_idle(DEFAULT_GROUP)), (None, Some(true)));
+        assert_eq!(take(&mut queue, EMPTY), Some((number, number < 64)));
     }
-    assert!(queue.has_calls_for_busy(DEFAULT_GROUP));
-    assert_eq!([0; 3].map(|_| take(&mut queue, true)), [Some(65), Some(66), None]);
+    assert_eq!(queue.call_is_for_idle(DEFAULT_GROUP), Some(false));
+    assert_eq!([0; 3].map(|_| take(&mut queue, BUSY)), [Some((65, false)), Some((66, false)), None]);
     let first = spec(OWNER, 1, None);
-    queue.counts(&first, false, true);
-    assert_eq!([0; 2].map(|_| take(&mut queue, true)), [Some(67), None]);
+    assert_eq!(queue.call_is_for_idle(DEFAULT_GROUP), None);
+    queue.call_done(&first, BUSY);
+    assert_eq!([0; 2].map(|_| take(&mut queue, BUSY)), [Some((67, false)), None]);
     // The other one of that thread ends, too.
-    queue.counts(&first, false, false);
-    assert!(queue.has_calls_for_idle(DEFAULT_GROUP) && !queue.has_calls_for_busy(DEFAULT_GROUP));
-    assert_eq!((take(&mut queue, true), take(&mut queue, false)), (None, Some(68)));
+    queue.call_done(&first, EMPTY);
+    assert_eq!(queue.call_is_for_idle(DEFAULT_GROUP), Some(true));
+    assert_eq!((take(&mut queue, BUSY), take(&mut queue, EMPTY)), (None, Some((68, false))));
 }
 
 #[test]
 fn a_call_that_waits_for_its_consumer_makes_room_and_takes_it_again() {
     let mut queue = crowd(1, 3);
     let [first, second] = [1, 2].map(|number| spec(OWNER, number, None));
-    assert_eq!(take(&mut queue, false), Some(1));
-    queue.counts(&first, false, false);
-    assert_eq!(take(&mut queue, false), Some(2));
-    queue.counts(&first, true, true);
-    queue.counts(&second, false, true);
-    assert_eq!([false, true].map(|is_busy| take(&mut queue, is_busy)), [None; 2]);
-    queue.counts(&first, false, false);
-    assert_eq!(take(&mut queue, false), Some(3));
+    assert_eq!(take(&mut queue, EMPTY), Some((1, false)));
+    queue.pauses(&first, true, EMPTY);
+    assert_eq!(take(&mut queue, PAUSED), Some((2, false)));
+    queue.pauses(&first, false, BUSY);
+    queue.call_done(&second, BUSY);
+    assert_eq!([EMPTY, BUSY].map(|thread| take(&mut queue, thread)), [None; 2]);
+    queue.call_done(&first, EMPTY);
+    assert_eq!(take(&mut queue, EMPTY), Some((3, false)));
 }
 
 #[test]
-fn a_thread_is_started_when_a_call_that_goes_on_has_taken_the_last_idle_one() {
-    let mut queue = actor();
-    assert_eq!(next(&mut queue, None), Some(0));
-    queue.groups.get_mut(DEFAULT_GROUP).unwrap().most = 3;
+fn a_thread_whose_call_waits_for_its_consumer_is_not_counted_on() {
+    let mut queue = crowd(3, 3);
     let first = spec(OWNER, 1, None);
-    queue.add_calls(ACTOR, tasks(1..=3)).ok();
-    assert_eq!(take(&mut queue, false), Some(1), "and a second thread is started");
-    queue.counts(&first, false, false);
-    assert_eq!((take(&mut queue, false), take(&mut queue, true)), (Some(2), None));
-    queue.counts(&first, true, false);
-    assert!(queue.has_calls_for_busy(DEFAULT_GROUP));
-    assert!(matches!(queue.next_call(DEFAULT_GROUP, true), Some(Next::StartThread)));
-    assert_eq!((take(&mut queue, true), take(&mut queue, false)), (None, Some(3)));
+    assert_eq!(take(&mut queue, EMPTY), Some((1, true)));
+    queue.pauses(&first, true, EMPTY);
+    // The other thread takes the next one. It might be told that there is an idle one, which goes on with the first.
+    assert_eq!(take(&mut queue, EMPTY), Some((2, true)));
+    queue.pauses(&first, false, EMPTY);
+    assert_eq!((take(&mut queue, BUSY), take(&mut queue, EMPTY)), (None, Some((3, false))));
 }
 
 #[test]
@@ -374,18 +375,18 @@ fn a_group_has_as_many_threads_as_calls_run_at_once_and_may() {
     let mut queue = actor();
     assert_eq!(next(&mut queue, None), Some(0));
     queue.add_calls(ACTOR, (1..=4).map(|number| spec(OWNER, number, Some("io"))).collect()).ok();
-    let mut starts = |queue: &mut Queue<u32>, is_busy| match queue.next_call("io", is_busy)? {
+    let starts = |queue: &mut Queue<u32>, thread| match queue.next_call("io", thread)? {
         Next::Call { starts_thread, .. } => Some(starts_thread),
         _ => None,
     };
-    assert!(queue.starts_thread("io") && !queue.starts_thread("io"), "one is idle");
-    assert_eq!(starts(&mut queue, false), Some(true));
-    assert_eq!(starts(&mut queue, true), None, "a thread is started");
+    assert!(queue.starts_thread("io") && !queue.starts_thread("io"), "one is empty");
+    assert_eq!(starts(&mut queue, EMPTY), Some(true));
+    assert_eq!(starts(&mut queue, BUSY), None, "a thread is started");
     assert_eq!(queue.has_no_thread("io"), 1);
-    assert_eq!(starts(&mut queue, true), Some(true), "it could not be; another is tried");
-    queue.counts(&spec(OWNER, 1, Some("io")), false, true);
-    assert_eq!(starts(&mut queue, false), Some(false), "two calls may run");
-    assert!(!queue.starts_thread(DEFAULT_GROUP) && !queue.starts_thread("no such"), "the main thread is idle");
+    assert_eq!(starts(&mut queue, BUSY), Some(true), "it could not be; another is tried");
+    queue.call_done(&spec(OWNER, 1, Some("io")), BUSY);
+    assert_eq!(starts(&mut queue, EMPTY), Some(false), "two calls may run");
+    assert!(!queue.starts_thread(DEFAULT_GROUP) && !queue.starts_thread("no such"), "the main thread is empty");
 }
 
 #[test]
@@ -396,11 +397,11 @@ fn an_actor_that_drains_ends_when_its_calls_are_done() {
     queue.drain();
     assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(2));
     queue.done(id(OWNER, 1), |_| true);
-    assert!(queue.next_call("io", false).is_none(), "one call is under way");
+    assert!(queue.next_call("io", EMPTY).is_none(), "one call is under way");
     queue.done(id(OWNER, 2), |_| true);
-    assert!(matches!(queue.next_call("io", false), Some(Next::End)));
+    assert!(matches!(queue.next_call("io", EMPTY), Some(Next::End)));
     assert!(queue.has_ended());
-    assert!(matches!(queue.next_call(DEFAULT_GROUP, false), Some(Next::End)));
+    assert!(matches!(queue.next_call(DEFAULT_GROUP, EMPTY), Some(Next::End)));
     // The head says what becomes of calls that come then.
     assert!(queue.add_calls(ACTOR, tasks([3])).is_ok());
 }
@@ -412,11 +413,11 @@ fn an_actor_that_exits_begins_nothing_more_and_ends_when_it_is_drained() {
     assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(1));
     assert_eq!(queue.exit_actor().len(), 1, "what waits is refused");
     assert!(matches!(queue.add_calls(ACTOR, tasks([3])), Err(Refused::Exits(calls)) if calls.len() == 1));
-    assert!(queue.next_call(DEFAULT_GROUP, false).is_none());
+    assert!(queue.next_call(DEFAULT_GROUP, EMPTY).is_none());
     queue.done(id(OWNER, 1), |_| true);
-    assert!(queue.next_call(DEFAULT_GROUP, false).is_none(), "the head may not know of it yet");
+    assert!(queue.next_call(DEFAULT_GROUP, EMPTY).is_none(), "the head may not know of it yet");
     queue.drain();
-    assert!(matches!(queue.next_call(DEFAULT_GROUP, false), Some(Next::End)));
+    assert!(matches!(queue.next_call(DEFAULT_GROUP, EMPTY), Some(Next::End)));
 }
 
 #[test]
