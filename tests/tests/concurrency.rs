@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -75,6 +77,46 @@ impl Crowd {
     }
 }
 
+/// As many threads as such an actor has.
+const THREADS: usize = 64;
+
+struct Blocked {
+    all: Barrier,
+}
+
+#[wingbeat::actor(max_concurrency = 1_000)]
+impl Blocked {
+    fn new() -> Self {
+        Blocked { all: Barrier::new(THREADS) }
+    }
+    async fn answers(&self) -> u32 {
+        7
+    }
+    /// Blocks its thread, as all others, until this actor answers.
+    fn asks(&self) -> Result<u32, Error> {
+        self.all.wait();
+        wingbeat::current_handle::<BlockedHandle>()?.answers().get_blocking()
+    }
+}
+
+struct Grouped;
+
+#[wingbeat::actor(concurrency_groups(one = 1))]
+impl Grouped {
+    fn new() -> Self {
+        Grouped
+    }
+    /// The only call of its group, which waits for one of the other.
+    #[method(group = "one")]
+    fn asks(&self, gate: PathBuf) -> Result<u32, Error> {
+        wingbeat::current_handle::<GroupedHandle>()?.answers(gate).get_blocking()
+    }
+    fn answers(&self, gate: PathBuf) -> u32 {
+        drop(File::open(gate).unwrap());
+        7
+    }
+}
+
 struct Serial;
 
 #[wingbeat::actor]
@@ -125,6 +167,32 @@ fn a_call_that_blocks_takes_the_place_of_one_and_no_more() {
     for call in calls.into_iter().chain([blocks]) {
         call.get_timeout_blocking(LIMIT).unwrap();
     }
+}
+
+#[test]
+fn an_actor_all_of_whose_threads_wait_for_itself_is_told_so_though_it_may_run_more() {
+    let _local = Local::start(1);
+    let actor = Blocked::remote();
+    let calls: Vec<_> = (0..THREADS).map(|_| actor.asks()).collect();
+    let results: Vec<_> = calls.into_iter().map(|call| call.get_timeout_blocking(LIMIT)).collect();
+    let failed: Vec<_> = results.iter().filter_map(|result| result.as_ref().err()).collect();
+    assert!(!failed.is_empty() && failed.iter().all(|error| error.to_string().contains("deadlock")), "{failed:?}");
+    // Each that fails makes room.
+    assert!(results.iter().filter_map(|result| result.as_ref().ok()).all(|answer| *answer == 7));
+}
+
+#[test]
+fn a_call_that_waits_for_one_of_another_group_is_in_no_circle() {
+    let _local = Local::start(1);
+    let folder = tempfile::tempdir().unwrap();
+    let gate = folder.path().join("gate");
+    rustix::fs::mknodat(rustix::fs::CWD, &gate, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let asks = Grouped::remote().asks(gate.clone());
+    // A circle is believed after a fifth of a second.
+    let error = asks.get_timeout_blocking(Duration::from_secs(2)).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    let _open = File::options().read(true).write(true).open(&gate).unwrap();
+    assert_eq!(asks.get_timeout_blocking(LIMIT).unwrap(), 7);
 }
 
 #[test]

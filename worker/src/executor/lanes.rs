@@ -21,12 +21,16 @@ use wingbeat_core::{ActorId, Incarnation, LeaseId};
 use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{self, Constructing, Instance};
-use wingbeat_process::work::{Become, DEFAULT_GROUP, Next, ThreadCalls};
+use wingbeat_process::work::{Become, DEFAULT_GROUP, Next, Room, ThreadCalls};
 use wingbeat_process::{Arguments, Session, note};
 
 use super::queue::{Queue, task_name};
 use super::run::{self, Call};
 use super::threads::UnderWay;
+
+/// How many calls a thread takes in place of others before those that it has under way have a turn in its runtime: as many as end after one,
+/// and a few more.
+const AT_HAND: u32 = 4;
 
 /// Runs what the process is sent, until it ends.
 pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
@@ -96,7 +100,7 @@ fn beside_what_was_left<T>(runtime: &tokio::runtime::Runtime, mut next: impl FnM
 fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime, become_actor: Become) {
     let Become { lease, spec, incarnation } = become_actor;
     queue.page.rename(&spec.class_name);
-    let being = ActorHere { actor: spec.id, concurrency: spec.max_concurrency, lease };
+    let being = ActorHere { actor: spec.id, room: Room::of(&spec), lease };
     let instance = match construct(session, queue, runtime, &spec, &being) {
         Ok(instance) => instance,
         Err(error) => {
@@ -127,7 +131,7 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         let _ = thread.join();
     }
     // The actor's own `Drop` runs as one of its calls does. It may panic; that was printed, and there is nobody to tell.
-    let actor = Some((shared.being.actor, shared.being.concurrency));
+    let actor = Some((shared.being.actor, shared.being.room));
     let name = spec.class_name.clone().into();
     let execution = Execution::new((spec.handle.task, 0), name, actor, Some(lease), session.clone());
     let _ = catch_unwind(AssertUnwindSafe(|| execution.run(|| drop(shared))));
@@ -145,7 +149,7 @@ fn construct(
     being: &ActorHere,
 ) -> Result<Instance, Error> {
     let class = registry::table().class(spec.class, &spec.class_name)?;
-    let actor = Some((being.actor, being.concurrency));
+    let actor = Some((being.actor, being.room));
     let execution = Execution::new(
         (spec.handle.task, 0),
         spec.class_name.clone().into(),
@@ -171,7 +175,7 @@ fn construct(
 #[derive(Clone)]
 struct ActorHere {
     actor: ActorId,
-    concurrency: u32,
+    room: Room,
     lease: LeaseId,
 }
 
@@ -269,14 +273,14 @@ impl Lanes {
         }
     }
 
-    /// What may begin in place of a call that is done, before others go on here, which may take long. Once; then they have a turn.
+    /// What may begin in place of a call that is done, before others go on here, which may take long. So many, and then they have a turn.
     fn at_hand(&self, group: &Group, under_way: &mut UnderWay<'_>, calls: ThreadCalls) -> Option<Next> {
-        if under_way.wants_turn {
+        if under_way.begun_since_turn >= AT_HAND {
             self.queue.leaves_to_others(&group.name);
             return None;
         }
         let next = self.queue.call_at_hand(&group.name, calls);
-        under_way.wants_turn = next.is_some();
+        under_way.begun_since_turn += u32::from(next.is_some());
         next
     }
 
@@ -285,7 +289,7 @@ impl Lanes {
         spec: Arc<TaskSpec>,
         thread: &'a Cell<ThreadCalls>,
     ) -> Option<futures::future::LocalBoxFuture<'a, ()>> {
-        let actor = Some((self.being.actor, self.being.concurrency));
+        let actor = Some((self.being.actor, self.being.room));
         let execution = Execution::new(
             (spec.id, spec.attempt),
             task_name(&spec),

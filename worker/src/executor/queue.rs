@@ -19,7 +19,7 @@ use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
-use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused, ThreadCalls};
+use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused, Takes, ThreadCalls};
 use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work, note};
 
 use super::home_threads::AtHome;
@@ -42,13 +42,22 @@ pub(super) struct State {
     lanes: BTreeMap<String, Waiting>,
 }
 
-/// Threads of a concurrency group that wait for a call. Until they are woken.
+/// Threads of a concurrency group that wait for a call, by what they have under way. Until they are woken.
 #[derive(Default)]
 struct Waiting {
-    /// Those on which no call counts.
+    empty: Vec<Waker>,
     idle: Vec<Waker>,
-    /// Those that take another when none is idle.
     busy: Vec<Waker>,
+}
+
+impl Waiting {
+    fn those(&mut self, take: Takes) -> &mut Vec<Waker> {
+        match take {
+            Takes::Empty => &mut self.empty,
+            Takes::Idle => &mut self.idle,
+            Takes::Busy => &mut self.busy,
+        }
+    }
 }
 
 impl State {
@@ -58,22 +67,16 @@ impl State {
 
     /// Who is to look for a call of a group, if there is one that may begin.
     fn wanted(&mut self, group: &str) -> Vec<Waker> {
-        let Some(waiting) = self.lanes.get_mut(group) else { return Vec::new() };
-        match self.work.call_is_for_idle(group) {
-            Some(true) => std::mem::take(&mut waiting.idle),
-            Some(false) => std::mem::take(&mut waiting.busy),
-            None => Vec::new(),
-        }
+        let waiting = self.lanes.get_mut(group).zip(self.work.wants(group));
+        waiting.map(|(waiting, takes)| std::mem::take(waiting.those(takes))).unwrap_or_default()
     }
 
     /// Who is to look, of all groups, since calls have come.
     fn takers_of_calls(&mut self) -> Vec<Waker> {
         let mut takers = std::mem::take(&mut self.takers);
         for (group, waiting) in &mut self.lanes {
-            match self.work.call_is_for_idle(group) {
-                Some(true) => takers.append(&mut waiting.idle),
-                Some(false) => takers.append(&mut waiting.busy),
-                None => {}
+            if let Some(takes) = self.work.wants(group) {
+                takers.append(waiting.those(takes));
             }
         }
         takers
@@ -233,7 +236,7 @@ impl Queue {
             state.lanes.insert(group.to_owned(), Waiting::default());
         }
         if let Some(waiting) = state.lanes.get_mut(group) {
-            remember(if thread.is_idle() { &mut waiting.idle } else { &mut waiting.busy }, cx);
+            remember(waiting.those(thread.takes()), cx);
         }
         Poll::Pending
     }
@@ -294,7 +297,8 @@ impl Queue {
         self.arrived.notify_all();
         state.takers.drain(..).for_each(Waker::wake);
         for waiting in state.lanes.values_mut() {
-            waiting.idle.drain(..).chain(waiting.busy.drain(..)).for_each(Waker::wake);
+            let Waiting { empty, idle, busy } = std::mem::take(waiting);
+            empty.into_iter().chain(idle).chain(busy).for_each(Waker::wake);
         }
     }
 
@@ -322,7 +326,7 @@ impl Queue {
             state.work.call_done(spec, beside);
         }
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
-        if state.work.is_draining() {
+        if state.work.ends_now() {
             self.wake_all(&mut state);
         }
         match execution.at_home {

@@ -64,8 +64,10 @@ pub(crate) async fn inside<F: Future>(future: F) -> F::Output {
 #[derive(Default)]
 pub(crate) struct UnderWay<'a> {
     calls: FuturesUnordered<LocalBoxFuture<'a, ()>>,
-    /// Whether something was begun beside them since they had a turn inside.
-    pub wants_turn: bool,
+    /// How many were begun in place of others since they had a turn inside.
+    pub begun_since_turn: u32,
+    /// Whether the last turn inside ended before something else was looked for.
+    is_other_due: bool,
 }
 
 impl<'a> UnderWay<'a> {
@@ -123,7 +125,12 @@ impl<'a> UnderWay<'a> {
         cx: &mut Context<'_>,
         other: &mut impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<Turn<T>> {
-        self.wants_turn = false;
+        self.begun_since_turn = 0;
+        if std::mem::take(&mut self.is_other_due)
+            && let Poll::Ready(value) = other(cx)
+        {
+            return Poll::Ready(Turn { outcome: Some(Some(value)), leaves_none: false });
+        }
         IS_INSIDE.set(true);
         let restore = Outside;
         let is_done = self.calls.poll_next_unpin(cx).is_ready();
@@ -132,6 +139,8 @@ impl<'a> UnderWay<'a> {
             return Poll::Ready(Turn { outcome: Some(None), leaves_none: self.calls.is_empty() });
         }
         if WANTS_OUTSIDE.take() {
+            // Two that go outside in turn would keep the thread from ever looking.
+            self.is_other_due = true;
             return Poll::Ready(Turn { outcome: None, leaves_none: self.calls.len() == 1 });
         }
         other(cx).map(|value| Turn { outcome: Some(Some(value)), leaves_none: false })

@@ -222,12 +222,22 @@ impl Waits {
         blockers
     }
 
-    /// The executions of an actor, if all that it may run wait.
+    /// The executions of an actor, if all that it may run wait, or all that block its threads.
     fn if_full(&self, actor: ActorId) -> Vec<TaskId> {
-        let Some(executions) = self.of_actor.get(&actor) else { return Vec::new() };
-        let wait = executions.first().and_then(|task| self.waits.get(task));
-        let Some((_, room)) = wait.and_then(|(_, wait)| wait.actor) else { return Vec::new() };
-        if executions.len() < room as usize { Vec::new() } else { executions.iter().copied().collect() }
+        let executions = self.of_actor.get(&actor).into_iter().flatten();
+        let mut by_room: BTreeMap<u32, Vec<TaskId>> = BTreeMap::new();
+        for (task, (_, room)) in executions.filter_map(|task| Some((*task, self.waits.get(task)?.1.actor?))) {
+            by_room.entry(room).or_default().push(task);
+        }
+        let mut waiting = Vec::new();
+        for (room, more) in by_room {
+            // Those that block a thread count as those do that do not.
+            waiting.extend(more);
+            if waiting.len() >= room as usize {
+                return waiting;
+            }
+        }
+        Vec::new()
     }
 }
 
@@ -319,6 +329,19 @@ mod tests {
         let mut waits = Waits::default();
         assert!(!waits.begin(0, ProcessId(10), wait(1, Some((100, 2)), &[(2, Some(200))])));
         assert!(!waits.begin(0, ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])));
+    }
+
+    #[test]
+    fn an_actor_all_of_whose_threads_are_blocked_is_full_though_it_may_run_more() {
+        let mut waits = Waits::default();
+        // One waits and blocks nothing, and two block the two threads. A call can begin on none.
+        assert!(!waits.begin(0, ProcessId(10), wait(1, Some((100, 9)), &[(11, Some(100))])));
+        assert!(!waits.begin(0, ProcessId(10), wait(2, Some((100, 2)), &[(12, Some(100))])));
+        assert!(waits.begin(0, ProcessId(10), wait(3, Some((100, 2)), &[(13, Some(100))])));
+        let circles = waits.confirmed(CONFIRM_AFTER);
+        assert_eq!(circles.iter().map(|circle| circle.task).collect::<Vec<_>>(), [task(3)]);
+        waits.end(task(3));
+        assert!(waits.circle_of(task(1)).is_none());
     }
 
     #[test]

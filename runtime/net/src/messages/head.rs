@@ -28,7 +28,8 @@ pub struct Wait {
     pub task: TaskId,
     /// What to call it.
     pub name: String,
-    /// The actor it runs in, and how many calls that actor runs at a time.
+    /// The actor it runs in, and how many of its calls that wait so keep it from running another: as many as it runs at a time in all, or, if
+    /// this one blocks its thread, as it has threads for.
     pub actor: Option<(ActorId, u32)>,
     /// The tasks whose results it waits for, with the actor each was sent to.
     pub on: Vec<(TaskId, Option<ActorId>)>,

@@ -19,7 +19,7 @@ use crate::session::registry::Class;
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
 use crate::wire::executor::Interrupt;
-use crate::work::{Waiter, Waits};
+use crate::work::{Room, Waiter, Waits};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
@@ -34,8 +34,8 @@ pub struct Execution {
     pub attempt: u32,
     /// Its name, for people.
     pub name: Cow<'static, str>,
-    /// The actor it runs in, and how many calls that runs at a time.
-    pub actor: Option<(ActorId, u32)>,
+    /// The actor it runs in, and what that has room for.
+    pub actor: Option<(ActorId, Room)>,
     /// The lease under which the process works.
     pub lease: Option<LeaseId>,
     /// Whether it runs in the process of the task that submitted it, which waits.
@@ -118,7 +118,7 @@ impl Execution {
     pub fn new(
         (task, attempt): (TaskId, u32),
         name: Cow<'static, str>,
-        actor: Option<(ActorId, u32)>,
+        actor: Option<(ActorId, Room)>,
         lease: Option<LeaseId>,
         session: Session,
     ) -> Arc<Self> {

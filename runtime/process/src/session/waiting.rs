@@ -110,7 +110,7 @@ impl Waiting {
                 process.look_at_waits();
             } else {
                 let goes_on = process.executor().is_some_and(|executor| executor.begin_wait());
-                process.tell_head(waits.begun(&execution.waiter(), goes_on));
+                process.tell_head(waits.begun(&execution.waiter(), goes_on, is_blocked()));
             }
         } else {
             if execution.at_home

@@ -24,7 +24,7 @@ use super::process::Process;
 use super::side::{Said, Stewards};
 use super::{Config, Report};
 use crate::owner::object::Handle;
-use crate::work::{Waiter, Waits};
+use crate::work::{Room, Waiter, Waits};
 
 /// Names a program that runs.
 pub(super) type Number = u64;
@@ -256,7 +256,7 @@ impl Execution {
 
     /// As the head is told of it.
     pub(super) fn waiter(&self) -> Waiter<'_> {
-        let actor = self.actor.map(|actor| (actor, 1));
+        let actor = self.actor.map(|actor| (actor, Room { calls: 1, threads: 1 }));
         Waiter { task: self.spec.id, name: &self.name, actor, lease: self.lease }
     }
 

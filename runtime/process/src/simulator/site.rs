@@ -75,7 +75,7 @@ impl Waiting {
             site.process.look_at_waits(&site.shared);
         } else {
             let goes_on = site.process.begin_wait(&site.shared);
-            let message = execution.waits.borrow_mut().begun(&execution.waiter(), goes_on);
+            let message = execution.waits.borrow_mut().begun(&execution.waiter(), goes_on, false);
             site.tell_head(message);
         }
         Some(Waiting { site: site.clone(), on })

@@ -6,5 +6,7 @@ mod queue;
 mod waits;
 
 pub use held::Held;
-pub use queue::{Actor, Become, Cancelled, DEFAULT_GROUP, GaveBack, Next, Queue, Refused, ThreadCalls, group_of};
+pub use queue::{
+    Actor, Become, Cancelled, DEFAULT_GROUP, GaveBack, Next, Queue, Refused, Room, Takes, ThreadCalls, group_of,
+};
 pub(crate) use waits::{Left, On, Waiter, Waits};

@@ -48,6 +48,35 @@ pub struct Become {
     pub incarnation: Incarnation,
 }
 
+/// How many calls an actor runs at a time, in all its concurrency groups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// As many as may.
+    pub calls: u32,
+    /// As many as have a thread each.
+    pub threads: u32,
+}
+
+impl Room {
+    /// Of this actor.
+    pub fn of(actor: &ActorSpec) -> Room {
+        let groups = || actor.groups.values().copied().chain([actor.max_concurrency]);
+        let threads = groups().fold(0u32, |threads, most| threads.saturating_add(most.min(THREADS)));
+        Room { calls: groups().fold(0, u32::saturating_add), threads }
+    }
+}
+
+/// Which of its threads are to take a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Takes {
+    /// One that has nothing under way.
+    Empty,
+    /// One on which no call counts.
+    Idle,
+    /// Any.
+    Busy,
+}
+
 /// The calls that a thread of an actor has under way.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct ThreadCalls {
@@ -58,14 +87,21 @@ pub struct ThreadCalls {
 }
 
 impl ThreadCalls {
-    /// Whether none counts: it takes the next call.
-    pub fn is_idle(self) -> bool {
+    /// What such a thread is.
+    pub fn takes(self) -> Takes {
+        match self {
+            ThreadCalls { counted: 0, paused: 0 } => Takes::Empty,
+            ThreadCalls { counted: 0, .. } => Takes::Idle,
+            ThreadCalls { .. } => Takes::Busy,
+        }
+    }
+
+    fn is_idle(self) -> bool {
         self.counted == 0
     }
 
-    /// Whether there are none: nothing makes it busy but what it takes.
     fn is_empty(self) -> bool {
-        self == ThreadCalls::default()
+        self.takes() == Takes::Empty
     }
 }
 
@@ -174,9 +210,14 @@ struct Group {
 }
 
 impl Group {
-    /// Whether a call waits that one of its threads may take: an idle one, or any if none is.
-    fn has_for(&self, thread: ThreadCalls) -> bool {
-        !self.waiting.is_empty() && self.running < self.most && (thread.is_idle() || self.idle == 0)
+    /// If a call waits that may begin: which of its threads may take it. Each call has a thread for itself as long as that can be.
+    fn wants(&self) -> Option<Takes> {
+        let may_begin = !self.waiting.is_empty() && self.running < self.most;
+        may_begin.then_some(match (self.empty, self.idle) {
+            (0, 0) => Takes::Busy,
+            (0, _) => Takes::Idle,
+            _ => Takes::Empty,
+        })
     }
 
     /// A thread has taken a call, or one of its calls goes on; `beside`: what else it has.
@@ -338,10 +379,15 @@ impl<R: Clone> Queue<R> {
         self.groups.get(group).is_some_and(|group| !group.waiting.is_empty())
     }
 
-    /// Whether a call of a group waits that may begin, and whether an idle thread is to take it. Else any is.
-    pub fn call_is_for_idle(&self, group: &str) -> Option<bool> {
-        let group = self.groups.get(group).filter(|group| group.has_for(ThreadCalls::default()))?;
-        Some(group.idle > 0)
+    /// If a call of a group waits that may begin: which threads of the group may take it.
+    pub fn wants(&self, group: &str) -> Option<Takes> {
+        // Nobody is to look as long as there is nothing to be had.
+        self.starts_nothing().is_none().then(|| self.groups.get(group)?.wants())?
+    }
+
+    /// Whether an actor is to end when its calls are done, and they are.
+    pub fn ends_now(&self) -> bool {
+        self.phase == Phase::Draining && self.busy == 0 && self.groups.values().all(|group| group.waiting.is_empty())
     }
 
     /// Another thread takes calls of a group from now on, if one is to be started.
@@ -430,7 +476,12 @@ impl<R: Clone> Queue<R> {
         if let Some(rest) = self.starts_nothing() {
             return rest;
         }
-        if let Some(group) = self.groups.get_mut(group).filter(|group| group.has_for(thread)) {
+        let may_take = |wanted: Takes| match wanted {
+            Takes::Empty => thread.is_empty(),
+            Takes::Idle => thread.is_idle(),
+            Takes::Busy => true,
+        };
+        if let Some(group) = self.groups.get_mut(group).filter(|group| group.wants().is_some_and(may_take)) {
             let spec = group.waiting.pop_front()?;
             group.counts(thread);
             group.empty -= u32::from(thread.is_empty());
@@ -438,8 +489,7 @@ impl<R: Clone> Queue<R> {
             self.busy += 1;
             return Some(Next::Call { spec, starts_thread });
         }
-        if self.phase == Phase::Draining && self.busy == 0 && self.groups.values().all(|group| group.waiting.is_empty())
-        {
+        if self.ends_now() {
             self.phase = Phase::Ended;
             return Some(Next::End);
         }

@@ -329,18 +329,18 @@ const BUSY: ThreadCalls = ThreadCalls { counted: 1, paused: 0 };
 fn a_thread_with_a_call_under_way_takes_another_when_no_thread_is_idle_and_as_many_run_as_may() {
     let mut queue = crowd(66, 100);
     for number in 1..=64 {
-        assert_eq!((take(&mut queue, BUSY), queue.call_is_for_idle(DEFAULT_GROUP)), (None, Some(true)));
+        assert_eq!((take(&mut queue, BUSY), queue.wants(DEFAULT_GROUP)), (None, Some(Takes::Empty)));
         assert_eq!(take(&mut queue, EMPTY), Some((number, number < 64)));
     }
-    assert_eq!(queue.call_is_for_idle(DEFAULT_GROUP), Some(false));
+    assert_eq!(queue.wants(DEFAULT_GROUP), Some(Takes::Busy));
     assert_eq!([0; 3].map(|_| take(&mut queue, BUSY)), [Some((65, false)), Some((66, false)), None]);
     let first = spec(OWNER, 1, None);
-    assert_eq!(queue.call_is_for_idle(DEFAULT_GROUP), None);
+    assert_eq!(queue.wants(DEFAULT_GROUP), None);
     queue.call_done(&first, BUSY);
     assert_eq!([0; 2].map(|_| take(&mut queue, BUSY)), [Some((67, false)), None]);
     // The other one of that thread ends, too.
     queue.call_done(&first, EMPTY);
-    assert_eq!(queue.call_is_for_idle(DEFAULT_GROUP), Some(true));
+    assert_eq!(queue.wants(DEFAULT_GROUP), Some(Takes::Empty));
     assert_eq!((take(&mut queue, BUSY), take(&mut queue, EMPTY)), (None, Some((68, false))));
 }
 
@@ -364,10 +364,28 @@ fn a_thread_whose_call_waits_for_its_consumer_is_not_counted_on() {
     let first = spec(OWNER, 1, None);
     assert_eq!(take(&mut queue, EMPTY), Some((1, true)));
     queue.pauses(&first, true, EMPTY);
-    // The other thread takes the next one. It might be told that there is an idle one, which goes on with the first.
-    assert_eq!(take(&mut queue, EMPTY), Some((2, true)));
+    // What begins on it would stand in the way of the first.
+    assert_eq!((take(&mut queue, PAUSED), take(&mut queue, EMPTY)), (None, Some((2, true))));
     queue.pauses(&first, false, EMPTY);
     assert_eq!((take(&mut queue, BUSY), take(&mut queue, EMPTY)), (None, Some((3, false))));
+}
+
+#[test]
+fn nobody_is_wanted_for_a_call_while_nothing_may_begin() {
+    let mut queue = crowd(2, 1);
+    queue.hold(true);
+    assert_eq!((queue.wants(DEFAULT_GROUP), take(&mut queue, EMPTY)), (None, None));
+    queue.hold(false);
+    assert_eq!(queue.wants(DEFAULT_GROUP), Some(Takes::Empty));
+}
+
+#[test]
+fn an_actor_has_room_for_the_calls_of_all_its_groups() {
+    let mut queue = actor();
+    let Some(Next::Become(become_actor)) = queue.next_task() else { panic!("no actor") };
+    assert_eq!(Room::of(&become_actor.spec), Room { calls: 4, threads: 4 });
+    let crowd = ActorSpec { max_concurrency: 1_000, ..(*become_actor.spec).clone() };
+    assert_eq!(Room::of(&crowd), Room { calls: 1_002, threads: 66 });
 }
 
 #[test]

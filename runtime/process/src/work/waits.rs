@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use wingbeat_core::{ActorId, LeaseId, TaskId};
 use wingbeat_net::messages::{HeadMessage, Wait};
 
+use super::queue::Room;
+
 /// The head is told of so many tasks at most: the first ones, which a deadlock leaves over when others are done.
 const TOLD: usize = 256;
 
@@ -19,8 +21,8 @@ pub(crate) type On = (TaskId, Option<ActorId>);
 pub(crate) struct Waiter<'a> {
     pub task: TaskId,
     pub name: &'a str,
-    /// The actor that it runs in, and how many calls that runs at a time.
-    pub actor: Option<(ActorId, u32)>,
+    /// The actor that it runs in, and what that has room for.
+    pub actor: Option<(ActorId, Room)>,
     pub lease: Option<LeaseId>,
 }
 
@@ -34,6 +36,8 @@ pub(crate) struct Waits {
     waited: Duration,
     /// Whether the head counts the CPUs as free.
     frees_cpus: bool,
+    /// Whether the first of them blocks its thread.
+    blocks: bool,
     /// Whether the head was told of any of them.
     is_told: bool,
     /// Of one at home that was not told: whether it was looked at before.
@@ -78,9 +82,10 @@ impl Waits {
         self.count == 1
     }
 
-    /// The first of a task that was sent here. Its process goes on with something at home, or its CPUs are free.
-    pub(crate) fn begun(&mut self, of: &Waiter<'_>, goes_on: bool) -> HeadMessage {
-        self.is_told = true;
+    /// The first of a task that was sent here, which blocks its thread or not. Its process goes on with something at home, or its CPUs are
+    /// free.
+    pub(crate) fn begun(&mut self, of: &Waiter<'_>, goes_on: bool, blocks: bool) -> HeadMessage {
+        (self.is_told, self.blocks) = (true, blocks);
         self.frees_cpus = !goes_on;
         self.told(of)
     }
@@ -181,7 +186,8 @@ impl Waits {
 
     fn describe(&self, of: &Waiter<'_>) -> Wait {
         let on = self.on.iter().take(TOLD).map(|(task, (_, actor))| (*task, *actor)).collect();
-        Wait { task: of.task, name: of.name.to_owned(), actor: of.actor, on }
+        let room = |room: Room| if self.blocks { room.threads } else { room.calls };
+        Wait { task: of.task, name: of.name.to_owned(), actor: of.actor.map(|(actor, of)| (actor, room(of))), on }
     }
 
     /// Whether there is any.
@@ -213,7 +219,7 @@ mod tests {
         for seq in [1, 2] {
             waits.add(&[(task(seq), None)], begun);
         }
-        waits.begun(&waiter, false);
+        waits.begun(&waiter, false, false);
         assert!(waits.frees_cpus());
 
         let left = waits.end(&waiter, after(10));
