@@ -258,7 +258,7 @@ where
     Box::pin(Yielding { body: Some(Box::pin(body)), slot })
 }
 
-/// Runs an async `main`, and leaves the cluster at its end, also when it fails.
+/// Runs an async `main`, and leaves the cluster at its end, also when it fails or panics.
 pub fn run_main<F: Future>(main: F) -> F::Output {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -267,9 +267,9 @@ pub fn run_main<F: Future>(main: F) -> F::Output {
             std::process::exit(1);
         }
     };
-    let result = runtime.block_on(main);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(main)));
     runtime.block_on(crate::shutdown());
-    result
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// What an async `main` gave. Which of the traits below applies is chosen by the compiler: the one that needs no further

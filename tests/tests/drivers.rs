@@ -2,13 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Says which driver this program is to be, when the test starts itself again.
 const DRIVER: &str = "WINGBEAT_TEST_DRIVER";
+
+/// More lines than wait for a driver at most.
+const FLOOD: u32 = 50_000;
 
 #[wingbeat::remote]
 fn greets(name: String) -> u32 {
@@ -25,6 +28,24 @@ fn repeats(times: u32) {
     println!("at last");
 }
 
+/// Faster than anybody shows it.
+#[wingbeat::remote]
+fn floods(times: u32) {
+    let mut out = std::io::stdout().lock();
+    for _ in 0..times {
+        out.write_all(b"again\n").unwrap();
+    }
+}
+
+mod panicking {
+    #[wingbeat::main]
+    pub(super) async fn main() {
+        wingbeat::init().await.unwrap();
+        super::greets::remote("world".to_owned()).get().await.unwrap();
+        panic!("after the result");
+    }
+}
+
 #[wingbeat::remote]
 #[allow(clippy::zombie_processes, reason = "whoever ends the task must end its child too")]
 fn stays_with_a_child() -> u64 {
@@ -39,6 +60,10 @@ fn stays_with_a_child() -> u64 {
 
 /// What this program does when it was started as a driver.
 fn drive(what: &str) {
+    if what == "panics" {
+        let _ = panicking::main();
+        return;
+    }
     wingbeat::init_blocking().unwrap();
     match what {
         "greets" => {
@@ -47,6 +72,10 @@ fn drive(what: &str) {
         }
         "repeats" => {
             repeats::remote(1_001).get_blocking().unwrap();
+            wingbeat::shutdown_blocking();
+        }
+        "floods" => {
+            floods::remote(FLOOD).get_blocking().unwrap();
             wingbeat::shutdown_blocking();
         }
         "stays" => {
@@ -93,6 +122,41 @@ fn repeated_lines_are_folded() {
     let said = ["once", "10 times", "100 times", "1000 times"];
     let said = said.map(|times| format!("(repeats) … the last line came {times} more"));
     assert_eq!(folded, said, "{out}");
+}
+
+#[test]
+fn of_more_lines_than_can_be_shown_each_is_counted() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let output = driver("of_more_lines_than_can_be_shown_each_is_counted", "floods").wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    // A line that is shown, how often it came again, and how many were dropped after that; and again, perhaps.
+    let (mut counted, mut repeated) = (0, 0);
+    for line in out.lines().filter(|line| line.starts_with("(floods")) {
+        if line.ends_with(" again") {
+            counted += 1;
+        } else if let Some((_, times)) = line.split_once("the last line came ") {
+            let number = times.split(' ').next().unwrap();
+            repeated = if number == "once" { 1 } else { number.parse().unwrap() };
+            continue;
+        } else if let Some((number, _)) = line.split_once(" lines were dropped here") {
+            counted += number.rsplit('(').next().unwrap().parse::<u32>().unwrap();
+        }
+        counted += std::mem::take(&mut repeated);
+    }
+    assert_eq!(counted + repeated, FLOOD, "{out}");
+}
+
+#[test]
+fn what_tasks_have_printed_is_shown_when_main_panics() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let output = driver("what_tasks_have_printed_is_shown_when_main_panics", "panics").wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && err.contains("after the result"), "{out}\n{err}");
+    assert!(out.lines().any(|line| line.starts_with("(greets pid=") && line.ends_with("hello world")), "{out}");
 }
 
 fn a_driver_that_ends_by(signal: rustix::process::Signal, test: &str) {

@@ -20,6 +20,7 @@ use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 
 use super::Daemon;
+use super::pool::Pool;
 
 /// Lines of standard error that an error shows.
 const TAIL: usize = 20;
@@ -88,6 +89,8 @@ pub(super) struct Tail {
     begun: Arc<AtomicUsize>,
     /// Such lines are to be shown now.
     settling: Arc<Notify>,
+    /// Lines of stdout and of stderr for which the driver had no room, until their number is told.
+    dropped: Arc<[AtomicUsize; 2]>,
 }
 
 impl Tail {
@@ -150,15 +153,18 @@ impl Daemon {
     pub(super) async fn settle_output(&self, job: JobId) {
         let (tails, log) = {
             let pool = self.pool.lock();
-            let tails: Vec<Tail> =
-                pool.processes.values().filter(|known| known.job == job).map(|known| known.output.clone()).collect();
+            let of_job = pool.processes.iter().filter(|(_, known)| known.job == job);
+            let tails: Vec<(ProcessId, Tail)> = of_job.map(|(id, known)| (*id, known.output.clone())).collect();
             (tails, pool.logs.get(&job).cloned())
         };
         // The readers run on this runtime: they get their turn while this sleeps.
-        while !tails.iter().all(Tail::is_read) {
+        while !tails.iter().all(|(_, tail)| tail.is_read()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         tokio::task::yield_now().await;
+        for (process, tail) in &tails {
+            [false, true].into_iter().for_each(|is_stderr| self.tell_dropped(*process, job, is_stderr, tail));
+        }
         if let Some(log) = log {
             log.flushed().await;
         }
@@ -167,9 +173,7 @@ impl Daemon {
     async fn read_pipe(&self, process: ProcessId, job: JobId, mut pipe: pipe::Receiver, is_stderr: bool, tail: &Tail) {
         let mut lines = Lines::default();
         let mut chunk = vec![0; CHUNK];
-        // Lines that the driver had no room for.
-        let mut dropped = 0usize;
-        let mut show = |text: String| self.show(process, job, is_stderr, tail, text, &mut dropped);
+        let mut show = |text: String| self.show(process, job, is_stderr, tail, text);
         loop {
             let has_begun = lines.has_begun();
             let read = tokio::select! {
@@ -188,32 +192,57 @@ impl Daemon {
                 _ => {}
             }
             if read == Some(0) {
-                return;
+                return self.tell_dropped(process, job, is_stderr, tail);
             }
         }
     }
 
     /// Sends a line to the driver of the job, if it has room, with a note of those before for which it had none.
-    fn show(&self, process: ProcessId, job: JobId, is_stderr: bool, tail: &Tail, text: String, dropped: &mut usize) {
+    fn show(&self, process: ProcessId, job: JobId, is_stderr: bool, tail: &Tail, text: String) {
         let pool = self.pool.lock();
         if is_stderr {
             tail.push(pool.processes.get(&process).map_or(0, |known| known.page.started()), &text);
         }
-        let goes_on = pool.state.job(job).is_some_and(|job| !job.is_over);
-        let Some(log) = pool.logs.get(&job).filter(|_| goes_on).cloned() else { return };
-        let pid = pool.state.pid_of(process);
-        let source = pool.processes.get(&process).map(|known| known.page.name()).unwrap_or_default();
+        let Some((log, line)) = self.way_to_driver(&pool, process, job, is_stderr) else { return };
         drop(pool);
         if log.queued() >= QUEUED {
-            *dropped += 1;
+            tail.dropped[usize::from(is_stderr)].fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let line = |text| LogLine { pid, source: source.clone(), node: self.who.hostname.clone(), is_stderr, text };
-        if *dropped > 0 {
-            log.send(line(format!("({dropped} lines were dropped here: they came faster than the driver took them)")));
-            *dropped = 0;
+        self.send_dropped(&log, &line, tail);
+        log.send(LogLine { text, ..line });
+    }
+
+    /// Sends the number of lines for which there was no room: no other may follow.
+    fn tell_dropped(&self, process: ProcessId, job: JobId, is_stderr: bool, tail: &Tail) {
+        let pool = self.pool.lock();
+        let Some((log, line)) = self.way_to_driver(&pool, process, job, is_stderr) else { return };
+        drop(pool);
+        self.send_dropped(&log, &line, tail);
+    }
+
+    fn send_dropped(&self, log: &Link<LogLine>, line: &LogLine, tail: &Tail) {
+        let dropped = tail.dropped[usize::from(line.is_stderr)].swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            let text = format!("({dropped} lines were dropped here: they came faster than the driver took them)");
+            log.send(LogLine { text, ..line.clone() });
         }
-        log.send(line(text));
+    }
+
+    /// Where lines of a process go as long as its job goes on, and one of them without its text.
+    fn way_to_driver(
+        &self,
+        pool: &Pool,
+        process: ProcessId,
+        job: JobId,
+        is_stderr: bool,
+    ) -> Option<(Link<LogLine>, LogLine)> {
+        pool.state.job(job).filter(|job| !job.is_over)?;
+        let log = pool.logs.get(&job)?.clone();
+        let pid = pool.state.pid_of(process);
+        let source = pool.processes.get(&process).map(|known| known.page.name()).unwrap_or_default();
+        let (node, text) = (self.who.hostname.clone(), String::new());
+        Some((log, LogLine { pid, source, node, is_stderr, text }))
     }
 
     /// Carries lines to the driver of a job, over one connection after the other, until it is gone or the job is over.
