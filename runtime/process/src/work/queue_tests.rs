@@ -301,6 +301,7 @@ fn calls_of_another_life_and_of_unknown_groups_are_refused_and_the_others_taken(
     let Err(Refused::UnknownGroup(unknown)) = queue.add_calls(ACTOR, calls) else { panic!("all are taken") };
     assert_eq!(unknown.iter().map(|spec| spec.id.seq).collect::<Vec<_>>(), [3]);
     assert_eq!(next(&mut queue, None), Some(0), "it becomes an actor first");
+    assert!(queue.starts_thread("io"));
     assert_eq!((next(&mut queue, Some("io")), next(&mut queue, Some(DEFAULT_GROUP))), (Some(2), Some(1)));
 }
 
