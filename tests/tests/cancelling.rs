@@ -33,6 +33,59 @@ async fn asleep(started: PathBuf) -> u64 {
     std::future::pending().await
 }
 
+/// Makes a file when it is dropped.
+struct Dropped(PathBuf);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        std::fs::write(&self.0, "").unwrap();
+    }
+}
+
+#[wingbeat::remote]
+async fn asks_again_after_each_error(started: PathBuf, dropped: PathBuf) {
+    let _dropped = Dropped(dropped);
+    loop {
+        let _ = asleep::remote(started.clone()).get().await;
+    }
+}
+
+/// Counts what was let go.
+struct Lock(u64);
+
+#[wingbeat::actor]
+impl Lock {
+    fn new() -> Self {
+        Lock(0)
+    }
+    fn release(&mut self) {
+        self.0 += 1;
+    }
+    fn released(&self) -> u64 {
+        self.0
+    }
+}
+
+struct Guard(LockHandle);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.0.release());
+    }
+}
+
+#[wingbeat::remote]
+async fn holds(lock: LockHandle, started: PathBuf) {
+    let _guard = Guard(lock);
+    asleep::remote(started).get().await.unwrap();
+}
+
+#[wingbeat::remote]
+fn holds_and_releases(lock: LockHandle, started: PathBuf) {
+    asleep::remote(started).get_blocking().unwrap_err();
+    let _ = lock.release().get_blocking();
+}
+
 #[wingbeat::remote]
 fn next_one(x: u64) -> u64 {
     x + 1
@@ -309,4 +362,42 @@ fn a_task_that_holds_standard_error_is_cancelled_by_force() {
     task.cancel_force();
     assert!(is_cancelled(task.get_timeout_blocking(LIMIT)));
     assert_eq!(next_one::remote(1).get_timeout_blocking(LIMIT).unwrap(), 2);
+}
+
+#[test]
+fn an_asynchronous_task_that_goes_on_after_errors_is_dropped() {
+    let _local = Local::start(2);
+    let folder = tempfile::tempdir().unwrap();
+    let [started, dropped] = ["started", "dropped"].map(|name| folder.path().join(name));
+    let task = asks_again_after_each_error::remote(started.clone(), dropped.clone());
+    wait_for(&started);
+    task.cancel();
+    assert!(is_cancelled(task.get_timeout_blocking(LIMIT)));
+    wait_for(&dropped);
+    // So is one whose time is over.
+    std::fs::remove_file(&dropped).unwrap();
+    let options = asks_again_after_each_error::options().timeout(Duration::from_millis(200));
+    let late = options.remote(started, dropped.clone());
+    assert!(matches!(late.get_timeout_blocking(LIMIT), Err(Error::TimedOut { .. })));
+    wait_for(&dropped);
+}
+
+#[test]
+fn what_a_task_submits_when_it_hears_that_it_is_cancelled_is_carried_out() {
+    let _local = Local::start(2);
+    let folder = tempfile::tempdir().unwrap();
+    let lock = Lock::remote();
+    for number in 1..=20 {
+        let started = folder.path().join(number.to_string());
+        let holder = match number % 2 {
+            0 => holds::remote(lock.clone(), started.clone()),
+            _ => holds_and_releases::remote(lock.clone(), started.clone()),
+        };
+        wait_for(&started);
+        holder.cancel();
+        let begun = Instant::now();
+        while lock.released().get_blocking().unwrap() < number {
+            assert!(begun.elapsed() < LIMIT, "it holds the lock, the {number}th time");
+        }
+    }
 }

@@ -256,8 +256,7 @@ impl Queue {
     /// A task that runs at home was cancelled by force: its owner, which is this process, has given it up. It is asked to stop, and
     /// holds nobody up meanwhile.
     pub(super) fn give_up_at_home(&self, execution: &Arc<Execution>) {
-        execution.disown();
-        self.session.process().cancel_children(execution.task);
+        self.session.process().cancel_with_children(execution, Execution::disown);
         let mut state = self.state.lock();
         self.done_at_home(&mut state);
         if !self.goes_on_at_home(&mut state) {

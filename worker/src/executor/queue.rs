@@ -453,9 +453,7 @@ impl Queue {
     /// Asks what runs to stop; with `force`, ends it with the process.
     fn stop(&self, execution: &Execution, force: bool) {
         if !force {
-            // Whoever sees that what it has started is cancelled sees that it is itself.
-            execution.cancel();
-            return self.session.process().cancel_children(execution.task);
+            return self.session.process().cancel_with_children(execution, Execution::cancel);
         }
         // It is not asked: woken with an error, it might go on with that. What it has started ends with its owner, which is
         // this process.
@@ -548,8 +546,7 @@ impl Executor for Queue {
     fn peer_lost(&self, peer: ProcessId) {
         let running = self.state.lock().work.peer_lost(peer);
         for execution in running {
-            execution.disown();
-            self.session.process().cancel_children(execution.task);
+            self.session.process().cancel_with_children(&execution, Execution::disown);
         }
         self.held.peer_lost(peer);
         // It will not hear whether it may end.

@@ -189,6 +189,11 @@ impl Owner {
         TaskId { owner: self.id, seq: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
+    /// All tasks so far have lower numbers.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
     /// A new object of ours, with its first handle.
     pub(crate) fn new_object(self: &Arc<Self>, id: ObjectId, producer: Option<ActorId>) -> Handle {
         self.objects.insert(self.clone(), id, producer)

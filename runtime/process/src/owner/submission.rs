@@ -57,8 +57,10 @@ pub(crate) enum Request {
         error: Box<Error>,
     },
     Cancel(Cancel),
+    /// Those that were submitted before this number was given.
     CancelChildren {
         parent: TaskId,
+        before: u64,
         again: bool,
     },
     Forget(ActorId),
@@ -241,17 +243,18 @@ impl Core {
                 self.dispatch.decided(task, again, *error, now_ms, &mut todo.dispatch);
             }
             Request::Cancel(cancel) => self.cancel(vec![cancel], unresolved, todo),
-            Request::CancelChildren { parent, again } => {
+            Request::CancelChildren { parent, before, again } => {
                 let mut children = self.dispatch.children_of(parent);
                 children.extend(self.calls.children_of(parent));
                 let waiting = unresolved.iter().filter(|waiting| waiting.parent == Some(parent));
                 children.extend(waiting.map(|waiting| *waiting.key()));
+                children.retain(|child| child.seq < before);
                 children.sort_unstable();
                 children.dedup();
                 let cancel = |task| Cancel { task, outputs: Outputs::Fixed(1), force: false, again: false };
                 self.cancel(children.into_iter().map(cancel).collect(), unresolved, todo);
                 if !again {
-                    todo.not_found.push(Request::CancelChildren { parent, again: true });
+                    todo.not_found.push(Request::CancelChildren { parent, before, again: true });
                 }
             }
             Request::Terminate(actor) => self.calls.terminate(actor, &mut todo.calls),
@@ -540,8 +543,8 @@ impl Owner {
         }
     }
 
-    /// Asks for a task or call to be cancelled with everything that it submitted here.
-    pub(crate) fn cancel_children(&self, parent: TaskId) {
-        self.submission.request(Request::CancelChildren { parent, again: false });
+    /// Asks for everything to be cancelled that a task or call has submitted here before this number was given.
+    pub(crate) fn cancel_children(&self, parent: TaskId, before: u64) {
+        self.submission.request(Request::CancelChildren { parent, before, again: false });
     }
 }

@@ -15,6 +15,7 @@ use wingbeat_core::{ActorId, LeaseId, TaskId};
 use wingbeat_net::spin::Working;
 
 use crate::session::actor::ActorHandle;
+use crate::session::blocking::is_blocked;
 use crate::session::registry::Class;
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
@@ -64,11 +65,13 @@ pub(crate) struct Listener {
     execution: Arc<Execution>,
     /// None until it has something to wait for.
     number: Option<u64>,
+    /// It was woken for a cancellation, and whoever drives the execution could end it.
+    has_given_way: bool,
 }
 
 impl Listener {
     pub(crate) fn new(execution: Arc<Execution>) -> Listener {
-        Listener { execution, number: None }
+        Listener { execution, number: None, has_given_way: false }
     }
 
     pub(crate) fn execution(&self) -> &Arc<Execution> {
@@ -95,14 +98,22 @@ impl Listener {
         Poll::Pending
     }
 
-    /// Why a wait for these tasks must end, if it must.
+    /// Why a wait for these tasks must end, if it must. An asynchronous execution that was asked to stop is dropped at its wait: one that goes on
+    /// after each error would never come to an end. Where another runtime is between, as one that a synchronous task has started, it is
+    /// polled again, and told.
     pub(crate) fn poll_interrupted(&mut self, on: &[(TaskId, Option<ActorId>)], cx: &Context<'_>) -> Poll<Error> {
         let execution = self.execution.clone();
-        self.poll(cx, |asked| {
+        let interrupted = self.poll(cx, |asked| {
             let hopeless = asked.deadlock.take_if(|(hopeless, _)| on.iter().any(|(task, _)| task == hopeless));
             let cancelled = || asked.cancelled.then(|| Error::Cancelled { task: execution.name.to_string() });
             hopeless.map(|(_, error)| error).or_else(cancelled)
-        })
+        });
+        let is_cancelled = matches!(interrupted, Poll::Ready(Error::Cancelled { .. }));
+        if is_cancelled && !is_blocked() && !std::mem::replace(&mut self.has_given_way, true) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        interrupted
     }
 }
 

@@ -15,6 +15,7 @@ use crate::owner::dispatch::TakenHome;
 use crate::owner::object::Handle;
 use crate::owner::objects::too_many;
 use crate::session::arguments::Incoming;
+use crate::session::context::Execution;
 use crate::session::get::Value;
 use crate::session::outgoing::Outgoing;
 use crate::session::registry;
@@ -302,8 +303,11 @@ impl Process {
         self.owner.objects.len()
     }
 
-    /// Asks for a task or call to be cancelled with everything that it submitted here.
-    pub fn cancel_children(&self, parent: TaskId) {
-        self.owner.cancel_children(parent);
+    /// Tells a task or call that it is to stop, by `tell`, and cancels what it has submitted here so far. What it submits when it has heard,
+    /// to leave things in order, is carried out; and whoever sees that something is cancelled that it has submitted sees that it is itself.
+    pub fn cancel_with_children(&self, execution: &Execution, tell: impl FnOnce(&Execution)) {
+        let before = self.owner.next_number();
+        tell(execution);
+        self.owner.cancel_children(execution.task, before);
     }
 }

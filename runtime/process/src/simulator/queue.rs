@@ -153,7 +153,11 @@ impl Process {
         if queue.running.is_some() || queue.is_beginning {
             return None;
         }
-        let next = if queue.being.is_some() { queue.work.next_call(DEFAULT_GROUP, ThreadCalls::default()) } else { queue.work.next_task() };
+        let next = if queue.being.is_some() {
+            queue.work.next_call(DEFAULT_GROUP, ThreadCalls::default())
+        } else {
+            queue.work.next_task()
+        };
         match next? {
             work::Next::Become(actor) => {
                 queue.being = Some((actor.spec.clone(), actor.incarnation, actor.lease));
@@ -258,7 +262,7 @@ impl Process {
                 queue.killed_at = Some(shared.now() + FORCED_LIMIT);
             }
             Cancelled::Running(execution) => {
-                self.owner.cancel_children(task);
+                self.owner.cancel_children(task, self.owner.next_number());
                 execution.cancel(shared);
             }
         }
@@ -268,7 +272,7 @@ impl Process {
     pub(super) fn peer_lost(&self, peer: ProcessId, shared: &Shared) {
         let running = self.queue.borrow_mut().work.peer_lost(peer);
         for execution in running {
-            self.owner.cancel_children(execution.spec.id);
+            self.owner.cancel_children(execution.spec.id, self.owner.next_number());
             execution.is_disowned.set(true);
             execution.cancel(shared);
         }
