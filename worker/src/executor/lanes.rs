@@ -28,6 +28,9 @@ use super::queue::{Queue, task_name};
 use super::run::{self, Call};
 use super::threads::UnderWay;
 
+/// Beside an actor's constructor and its `Drop` no call runs.
+const ALONE: Room = Room { calls: 1, threads: 1 };
+
 /// How many calls a thread takes in place of others before those that it has under way have a turn in its runtime: as many as end after one,
 /// and a few more.
 const AT_HAND: u32 = 4;
@@ -131,7 +134,7 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         let _ = thread.join();
     }
     // The actor's own `Drop` runs as one of its calls does. It may panic; that was printed, and there is nobody to tell.
-    let actor = Some((shared.being.actor, shared.being.room));
+    let actor = Some((shared.being.actor, ALONE));
     let name = spec.class_name.clone().into();
     let execution = Execution::new((spec.handle.task, 0), name, actor, Some(lease), session.clone());
     let _ = catch_unwind(AssertUnwindSafe(|| execution.run(|| drop(shared))));
@@ -149,7 +152,7 @@ fn construct(
     being: &ActorHere,
 ) -> Result<Instance, Error> {
     let class = registry::table().class(spec.class, &spec.class_name)?;
-    let actor = Some((being.actor, being.room));
+    let actor = Some((being.actor, ALONE));
     let execution = Execution::new(
         (spec.handle.task, 0),
         spec.class_name.clone().into(),
