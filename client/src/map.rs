@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures::stream::{FuturesOrdered, FuturesUnordered};
 use futures::{Stream, StreamExt};
@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 use wingbeat_core::ErrorKind;
 use wingbeat_core::TaskId;
 use wingbeat_core::error::{Error, Result};
-use wingbeat_process::{Handle, Waiting, block_on, context, text_of_panic};
+use wingbeat_process::context::{self, GivesWay};
+use wingbeat_process::{Handle, Waiting, block_on, text_of_panic};
 
 use crate::{GetFuture, ObjectRef, Session, current_task};
 
@@ -47,7 +48,8 @@ where
 {
     let (items, calls) = (Some(items.into_iter()), Calls::in_order());
     let (session, made_by) = (Session::current().ok(), current_task());
-    Map { items, call, session, made_by, in_flight: IN_FLIGHT, calls, waiting: None, interrupted: None }
+    let (waiting, interrupted, gives_way) = Default::default();
+    Map { items, call, session, made_by, in_flight: IN_FLIGHT, calls, waiting, interrupted, gives_way }
 }
 
 /// The results of [`map`](fn@map). Dropped, it cancels what is not done.
@@ -72,6 +74,7 @@ pub struct Map<I, F, T: DeserializeOwned + 'static> {
     waiting: Option<Waiting>,
     /// The last task whose wait was interrupted.
     interrupted: Option<TaskId>,
+    gives_way: GivesWay,
 }
 
 enum Calls<T: DeserializeOwned + 'static> {
@@ -167,6 +170,7 @@ where
     fn poll_result(&mut self, waiting: &mut Option<Waiting>, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
         // Nobody would cancel what a cancelled task submits from now on.
         if let Some(cancelled) = context::cancellation() {
+            ready!(self.gives_way.poll(cx));
             return self.interrupt(cancelled);
         }
         loop {
@@ -175,7 +179,10 @@ where
             let has_submitted = self.submit();
             match self.calls.poll(cx) {
                 Poll::Ready(None) if has_submitted => {}
-                Poll::Ready(Some(Err(error))) if self.is_cancelled_with(&error) => return self.interrupt(error),
+                Poll::Ready(Some(Err(error))) if self.is_cancelled_with(&error) => {
+                    ready!(self.gives_way.poll(cx));
+                    return self.interrupt(error);
+                }
                 Poll::Ready(result) => return Poll::Ready(result),
                 Poll::Pending if has_submitted => {}
                 Poll::Pending => break,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{Local, Started};
+use futures::FutureExt;
 use wingbeat::{Error, ObjectRef, Result};
 
 /// Only what hangs takes so long.
@@ -48,6 +49,29 @@ async fn asks_again_after_each_error(started: PathBuf, dropped: PathBuf) {
     loop {
         let _ = asleep::remote(started.clone()).get().await;
     }
+}
+
+#[wingbeat::remote]
+async fn maps_again_after_each_error(started: PathBuf, dropped: PathBuf) {
+    let _dropped = Dropped(dropped);
+    loop {
+        let _ = wingbeat::map([started.clone()], asleep::remote).collect().await;
+    }
+}
+
+/// Looks at what its child gives without waiting for it.
+#[wingbeat::remote]
+fn looks_now_and_then(started: PathBuf) -> bool {
+    let child = asleep::remote(started);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        loop {
+            if let Some(seen) = child.get().now_or_never() {
+                return matches!(seen, Err(Error::Cancelled { .. }));
+            }
+            tokio::task::yield_now().await;
+        }
+    })
 }
 
 /// Counts what was let go.
@@ -374,12 +398,29 @@ fn an_asynchronous_task_that_goes_on_after_errors_is_dropped() {
     task.cancel();
     assert!(is_cancelled(task.get_timeout_blocking(LIMIT)));
     wait_for(&dropped);
+    std::fs::remove_file(&started).unwrap();
+    std::fs::remove_file(&dropped).unwrap();
+    let task = maps_again_after_each_error::remote(started.clone(), dropped.clone());
+    wait_for(&started);
+    task.cancel();
+    wait_for(&dropped);
     // So is one whose time is over.
     std::fs::remove_file(&dropped).unwrap();
     let options = asks_again_after_each_error::options().timeout(Duration::from_millis(200));
     let late = options.remote(started, dropped.clone());
     assert!(matches!(late.get_timeout_blocking(LIMIT), Err(Error::TimedOut { .. })));
     wait_for(&dropped);
+}
+
+#[test]
+fn a_task_that_only_looks_hears_that_it_is_cancelled() {
+    let _local = Local::start(2);
+    let folder = tempfile::tempdir().unwrap();
+    let started = folder.path().join("started");
+    let task = looks_now_and_then::remote(started.clone());
+    wait_for(&started);
+    task.cancel();
+    assert!(task.get_timeout_blocking(LIMIT).unwrap());
 }
 
 #[test]

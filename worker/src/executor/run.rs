@@ -19,7 +19,7 @@ use wingbeat_core::value::ObjectValue;
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::THEN_FAILED;
 use wingbeat_process::arguments::Incoming;
-use wingbeat_process::context::Execution;
+use wingbeat_process::context::{self, Execution};
 use wingbeat_process::registry::{Finished, Item, OutputValues, Running};
 use wingbeat_process::work::ThreadCalls;
 use wingbeat_process::{Arguments, Handle, Session};
@@ -433,10 +433,13 @@ impl Items {
 /// A future of user code: its panics and its cancellation are errors, and it is dropped when cancelled.
 async fn guarded<F: Future + Unpin>(execution: &Arc<Execution>, future: F) -> Result<F::Output, Error> {
     let mut future = Some(future);
-    let mut cancelled = pin!(execution.scope(wingbeat_process::context::cancelled()));
+    let mut cancelled = pin!(execution.scope(context::cancelled()));
     let ended = std::future::poll_fn(|cx| {
         let Some(future) = &mut future else { return Poll::Pending };
-        match catch_unwind(AssertUnwindSafe(|| future.poll_unpin(cx))) {
+        if execution.is_cancelled() {
+            return Poll::Ready(Err(Error::Cancelled { task: execution.name.to_string() }));
+        }
+        match catch_unwind(AssertUnwindSafe(|| context::guarded(|| future.poll_unpin(cx)))) {
             Ok(Poll::Ready(done)) => return Poll::Ready(Ok(done)),
             Ok(Poll::Pending) => {}
             Err(payload) => return Poll::Ready(Err(panicked(&execution.name, &*payload))),

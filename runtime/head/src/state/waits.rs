@@ -25,8 +25,9 @@ pub(super) struct Waits {
     /// For how many executions each task, and each actor, is among what they wait for.
     awaited: BTreeMap<TaskId, u32>,
     awaited_of_actor: BTreeMap<ActorId, u32>,
-    /// The same by the actor in which they run.
-    of_actor: BTreeMap<ActorId, BTreeSet<TaskId>>,
+    /// The same by the actor in which they run, and by how many of their kind keep that from running another call. Without those that wait for
+    /// nobody, as streams for their consumers.
+    of_actor: BTreeMap<ActorId, BTreeMap<u32, BTreeSet<TaskId>>>,
     /// Executions that closed a circle, and when. For [`CONFIRM_AFTER`], or until they go on.
     suspects: BTreeMap<TaskId, Millis>,
     /// How often it was looked what an execution waits for.
@@ -51,8 +52,10 @@ impl Waits {
         let task = wait.task;
         self.end(task);
         self.of_process.entry(process).or_default().insert(task);
-        if let Some((actor, _)) = wait.actor {
-            self.of_actor.entry(actor).or_default().insert(task);
+        if let Some((actor, room)) = wait.actor
+            && !wait.on.is_empty()
+        {
+            self.of_actor.entry(actor).or_default().entry(room).or_default().insert(task);
         }
         for (on, actor) in &wait.on {
             *self.awaited.entry(*on).or_default() += 1;
@@ -114,8 +117,13 @@ impl Waits {
             }
         }
         forget(&mut self.of_process, process, task);
-        if let Some((actor, _)) = wait.actor {
-            forget(&mut self.of_actor, actor, task);
+        if let Some((actor, room)) = wait.actor
+            && let Some(by_room) = self.of_actor.get_mut(&actor)
+        {
+            forget(by_room, room, task);
+            if by_room.is_empty() {
+                self.of_actor.remove(&actor);
+            }
         }
     }
 
@@ -224,20 +232,16 @@ impl Waits {
 
     /// The executions of an actor, if all that it may run wait, or all that block its threads.
     fn if_full(&self, actor: ActorId) -> Vec<TaskId> {
-        let executions = self.of_actor.get(&actor).into_iter().flatten();
-        let mut by_room: BTreeMap<u32, Vec<TaskId>> = BTreeMap::new();
-        for (task, (_, room)) in executions.filter_map(|task| Some((*task, self.waits.get(task)?.1.actor?))) {
-            by_room.entry(room).or_default().push(task);
-        }
-        let mut waiting = Vec::new();
-        for (room, more) in by_room {
+        let Some(by_room) = self.of_actor.get(&actor) else { return Vec::new() };
+        let mut count = 0;
+        let full = by_room.iter().find(|(room, executions)| {
             // Those that block a thread count as those do that do not.
-            waiting.extend(more);
-            if waiting.len() >= room as usize {
-                return waiting;
-            }
-        }
-        Vec::new()
+            count += executions.len();
+            count >= **room as usize
+        });
+        full.map_or_else(Vec::new, |(room, _)| {
+            by_room.range(..=room).flat_map(|(_, executions)| executions).copied().collect()
+        })
     }
 }
 

@@ -25,6 +25,8 @@ use crate::work::{Room, Waiter, Waits};
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
     static IS_WITHOUT_PARENT: Cell<bool> = const { Cell::new(false) };
+    /// Whether what is polled on this thread is dropped if its execution was asked to stop.
+    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// One run of a task or an actor call in a worker process.
@@ -65,13 +67,12 @@ pub(crate) struct Listener {
     execution: Arc<Execution>,
     /// None until it has something to wait for.
     number: Option<u64>,
-    /// It was woken for a cancellation, and whoever drives the execution could end it.
-    has_given_way: bool,
+    gives_way: GivesWay,
 }
 
 impl Listener {
     pub(crate) fn new(execution: Arc<Execution>) -> Listener {
-        Listener { execution, number: None, has_given_way: false }
+        Listener { execution, number: None, gives_way: GivesWay::default() }
     }
 
     pub(crate) fn execution(&self) -> &Arc<Execution> {
@@ -98,9 +99,7 @@ impl Listener {
         Poll::Pending
     }
 
-    /// Why a wait for these tasks must end, if it must. An asynchronous execution that was asked to stop is dropped at its wait: one that goes on
-    /// after each error would never come to an end. Where another runtime is between, as one that a synchronous task has started, it is
-    /// polled again, and told.
+    /// Why a wait for these tasks must end, if it must.
     pub(crate) fn poll_interrupted(&mut self, on: &[(TaskId, Option<ActorId>)], cx: &Context<'_>) -> Poll<Error> {
         let execution = self.execution.clone();
         let interrupted = self.poll(cx, |asked| {
@@ -108,12 +107,10 @@ impl Listener {
             let cancelled = || asked.cancelled.then(|| Error::Cancelled { task: execution.name.to_string() });
             hopeless.map(|(_, error)| error).or_else(cancelled)
         });
-        let is_cancelled = matches!(interrupted, Poll::Ready(Error::Cancelled { .. }));
-        if is_cancelled && !is_blocked() && !std::mem::replace(&mut self.has_given_way, true) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+        match interrupted {
+            Poll::Ready(Error::Cancelled { .. }) if self.gives_way.poll(cx).is_pending() => Poll::Pending,
+            interrupted => interrupted,
         }
-        interrupted
     }
 }
 
@@ -238,6 +235,34 @@ impl Interrupt for Execution {
         }
         again
     }
+}
+
+/// An asynchronous execution that was asked to stop is dropped where it waits: one that goes on after each error would never come to an
+/// end. So whatever tells that it was gives way before, once: where another runtime is between, it is polled again.
+#[derive(Default)]
+pub struct GivesWay(bool);
+
+impl GivesWay {
+    /// Pending once, if what is polled here is dropped then.
+    pub fn poll(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if !IS_GUARDED.get() || is_blocked() || std::mem::replace(&mut self.0, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// Polls what is dropped if its execution was asked to stop.
+pub fn guarded<R>(poll: impl FnOnce() -> R) -> R {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IS_GUARDED.set(self.0);
+        }
+    }
+    let _before = Before(IS_GUARDED.replace(true));
+    poll()
 }
 
 struct Restore(Option<Arc<Execution>>);
