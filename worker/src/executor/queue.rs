@@ -67,8 +67,9 @@ impl State {
 
     /// Who is to look for a call of a group, if there is one that may begin.
     fn wanted(&mut self, group: &str) -> Vec<Waker> {
-        let waiting = self.lanes.get_mut(group).zip(self.work.wants(group));
-        waiting.map(|(waiting, takes)| std::mem::take(waiting.those(takes))).unwrap_or_default()
+        // An actor with one thread has none of them, and looks at each call.
+        let Some(waiting) = self.lanes.get_mut(group) else { return Vec::new() };
+        self.work.wants(group).map(|takes| std::mem::take(waiting.those(takes))).unwrap_or_default()
     }
 
     /// Who is to look, of all groups, since calls have come.
