@@ -83,16 +83,17 @@ def test_trials_of_a_trial_end(training):
 
 def test_a_trial_that_was_about_to_start_ranks_starts_none(monkeypatch):
     monkeypatch.setenv("WINGBEAT_BIN", "/nonexistent")
-    before, raised = threading.Event(), queue.Queue()
+    begun, before, raised = threading.Event(), threading.Event(), queue.Queue()
 
     def late():
+        begun.set()  # one that is interrupted before it begins calls nothing
         assert before.wait(DEADLINE_SECONDS)
         try:
             _shards.on_ranks(print, (), 1)
         except BaseException as error:
             raised.put(type(error))
 
-    interrupted(late, ctrl_c)
+    interrupted(late, lambda: begun.wait(DEADLINE_SECONDS) and ctrl_c())
     before.set()
     assert raised.get(timeout=DEADLINE_SECONDS) is _interrupts.Interrupted
     ended()
