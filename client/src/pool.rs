@@ -129,7 +129,7 @@ impl<A> Taken<A> {
         state.taken -= 1;
         if let Some(mut member) = self.member.take() {
             let handle = object.handle();
-            member.called = handle.session().zip(handle.producer());
+            member.called = handle.session().zip(handle.producer().map(|call| call.actor));
             state.busy.insert(call, (member, object));
         }
         drop(state);

@@ -17,19 +17,16 @@ use parking_lot::Mutex;
 use tokio::runtime::RuntimeMetrics;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
-use wingbeat_core::{ActorId, Incarnation, LeaseId};
+use wingbeat_core::{Incarnation, LeaseId};
 use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{self, Constructing, Instance};
-use wingbeat_process::work::{Become, DEFAULT_GROUP, Next, Room, ThreadCalls};
+use wingbeat_process::work::{Become, DEFAULT_GROUP, Next, Place, ThreadCalls};
 use wingbeat_process::{Arguments, Session, note};
 
 use super::queue::{Queue, task_name};
 use super::run::{self, Call};
 use super::threads::UnderWay;
-
-/// Beside an actor's constructor and its `Drop` no call runs.
-const ALONE: Room = Room { calls: 1, threads: 1 };
 
 /// How many calls a thread takes in place of others before those that it has under way have a turn in its runtime: as many as end after one,
 /// and a few more.
@@ -103,7 +100,7 @@ fn beside_what_was_left<T>(runtime: &tokio::runtime::Runtime, mut next: impl FnM
 fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime, become_actor: Become) {
     let Become { lease, spec, incarnation } = become_actor;
     queue.page.rename(&spec.class_name);
-    let being = ActorHere { actor: spec.id, room: Room::of(&spec), lease };
+    let being = ActorHere { alone: Arc::new(Place::alone(spec.id)), lease };
     let instance = match construct(session, queue, runtime, &spec, &being) {
         Ok(instance) => instance,
         Err(error) => {
@@ -122,21 +119,23 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         threads: Mutex::default(),
     });
     let is_alone = spec.groups.is_empty() && spec.max_concurrency == 1;
-    for group in spec.groups.keys() {
-        if queue.starts_thread(group) {
-            shared.start(&Group { name: group.clone(), is_alone: false }.into());
+    for (name, most) in &spec.groups {
+        if queue.starts_thread(name) {
+            let place = Place::of(spec.id, name, *most).into();
+            shared.start(&Group { name: name.clone(), place, is_alone: false }.into());
         }
     }
-    shared.run(&Group { name: DEFAULT_GROUP.to_owned(), is_alone }.into(), runtime);
+    let place = Place::of(spec.id, DEFAULT_GROUP, spec.max_concurrency).into();
+    shared.run(&Group { name: DEFAULT_GROUP.to_owned(), place, is_alone }.into(), runtime);
     loop {
         let Some(thread) = shared.threads.lock().pop() else { break };
         // Lanes catch user code's panics.
         let _ = thread.join();
     }
     // The actor's own `Drop` runs as one of its calls does. It may panic; that was printed, and there is nobody to tell.
-    let actor = Some((shared.being.actor, ALONE));
+    let place = Some(shared.being.alone.clone());
     let name = spec.class_name.clone().into();
-    let execution = Execution::new((spec.handle.task, 0), name, actor, Some(lease), session.clone());
+    let execution = Execution::new((spec.handle.task, 0), name, place, Some(lease), session.clone());
     let _ = catch_unwind(AssertUnwindSafe(|| execution.run(|| drop(shared))));
 }
 
@@ -152,11 +151,10 @@ fn construct(
     being: &ActorHere,
 ) -> Result<Instance, Error> {
     let class = registry::table().class(spec.class, &spec.class_name)?;
-    let actor = Some((being.actor, ALONE));
     let execution = Execution::new(
         (spec.handle.task, 0),
         spec.class_name.clone().into(),
-        actor,
+        Some(being.alone.clone()),
         Some(being.lease),
         session.clone(),
     );
@@ -177,14 +175,16 @@ fn construct(
 /// The actor that the process is.
 #[derive(Clone)]
 struct ActorHere {
-    actor: ActorId,
-    room: Room,
+    /// Where its constructor runs, and its `Drop`.
+    alone: Arc<Place>,
     lease: LeaseId,
 }
 
 /// Calls of an actor that count together.
 struct Group {
     name: String,
+    /// Where they run.
+    place: Arc<Place>,
     /// Whether the actor has this group, and one lane.
     is_alone: bool,
 }
@@ -266,7 +266,7 @@ impl Lanes {
                     if starts_thread {
                         self.start(group);
                     }
-                    let call = self.begin(spec, &calls);
+                    let call = self.begin(spec, group, &calls);
                     one_is_done = call.is_none();
                     under_way.extend(call);
                 }
@@ -290,13 +290,13 @@ impl Lanes {
     fn begin<'a>(
         &'a self,
         spec: Arc<TaskSpec>,
+        group: &Group,
         thread: &'a Cell<ThreadCalls>,
     ) -> Option<futures::future::LocalBoxFuture<'a, ()>> {
-        let actor = Some((self.being.actor, self.being.room));
         let execution = Execution::new(
             (spec.id, spec.attempt),
             task_name(&spec),
-            actor,
+            Some(group.place.clone()),
             Some(self.being.lease),
             self.session.clone(),
         );

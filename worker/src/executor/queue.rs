@@ -312,7 +312,7 @@ impl Queue {
 
     /// What was sent here has come to its end, and its result is yet to be sent.
     pub(crate) fn ends(&self, execution: &Arc<Execution>) {
-        if !execution.at_home && execution.actor.is_none() {
+        if !execution.at_home && execution.place.is_none() {
             let mut state = self.state.lock();
             // Whoever says this holds it, too: it is not dropped under the lock.
             state.at_home.base = None;
@@ -323,7 +323,7 @@ impl Queue {
     /// What a thread took out is done; `beside`: what else the thread has under way. It looks for the next call itself.
     pub(crate) fn done(&self, execution: &Arc<Execution>, spec: &TaskSpec, beside: ThreadCalls) {
         let mut state = self.state.lock();
-        if execution.actor.is_some() {
+        if execution.place.is_some() {
             state.work.call_done(spec, beside);
         }
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
@@ -339,7 +339,7 @@ impl Queue {
     /// Something runs: cancelling finds it from now on.
     pub(crate) fn started(&self, execution: &Arc<Execution>) {
         let mut state = self.state.lock();
-        if execution.actor.is_none() && !execution.at_home {
+        if execution.place.is_none() && !execution.at_home {
             state.at_home.base = Some(execution.clone());
         }
         let cancelled = state.work.started(execution.task, execution.clone());

@@ -165,7 +165,7 @@ impl<'a> Call<'a> {
             };
         }
         Some(Box::pin(async move {
-            let patient = self.execution.actor.is_some();
+            let patient = self.execution.place.is_some();
             let arriving = self.execution.scope(self.queue.session.bring_in(&self.spec.args, patient));
             let values = guarded(&self.execution, arriving).await.and_then(|values| values);
             let ended = match outside(|| self.start(function, values, start)).await {
@@ -367,7 +367,7 @@ impl<'a> Call<'a> {
             true => ThreadCalls { counted: counted - 1, paused },
             false => ThreadCalls { counted, paused: paused - 1 },
         };
-        if self.execution.actor.is_some() {
+        if self.execution.place.is_some() {
             self.queue.pauses(&self.spec, pauses, beside);
         }
         self.thread.set(match pauses {

@@ -405,7 +405,7 @@ impl Bench {
     }
 
     fn wait(&mut self, process: ProcessId, lease: LeaseId, seq: u64) {
-        let wait = Wait { task: TaskId { owner: process, seq }, name: "t".into(), actor: None, on: Vec::new() };
+        let wait = Wait { task: TaskId { owner: process, seq }, name: "t".into(), within: None, on: Vec::new() };
         self.says(process, HeadMessage::Waiting { lease: Some(lease), wait });
     }
 

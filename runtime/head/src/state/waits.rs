@@ -1,13 +1,13 @@
 //! Executions that wait for each other in a circle: a deadlock that nobody would ever report.
 //!
-//! An execution that waits for a task waits for the execution of that task. A call that was sent to an actor
-//! all of whose executions wait cannot start, so it waits for those. A circle in this graph never ends.
+//! An execution that waits for a task waits for the execution of that task. A call of an actor cannot start while all executions of its
+//! concurrency group wait, or while the constructor does, so it waits for those. A circle in this graph never ends.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::{ActorId, LeaseId, ProcessId, TaskId};
-use wingbeat_net::messages::{HeadEvent, Wait};
+use wingbeat_net::messages::{Callee, HeadEvent, Wait, Within};
 
 use super::{Millis, State};
 
@@ -25,15 +25,18 @@ pub(super) struct Waits {
     /// For how many executions each task, and each actor, is among what they wait for.
     awaited: BTreeMap<TaskId, u32>,
     awaited_of_actor: BTreeMap<ActorId, u32>,
-    /// The same by the actor in which they run, and by how many of their kind keep that from running another call. Without those that wait for
-    /// nobody, as streams for their consumers.
-    of_actor: BTreeMap<ActorId, BTreeMap<u32, BTreeSet<TaskId>>>,
+    /// The same by the actor in which they run. Without those that wait for nobody, as streams for their consumers.
+    of_actor: BTreeMap<ActorId, Inside>,
     /// Executions that closed a circle, and when. For [`CONFIRM_AFTER`], or until they go on.
     suspects: BTreeMap<TaskId, Millis>,
     /// How often it was looked what an execution waits for.
     #[cfg(test)]
     looks: std::cell::Cell<usize>,
 }
+
+/// Executions that wait in one actor, by their concurrency group, none for the constructor, and by how many of them keep another call from
+/// running there.
+type Inside = BTreeMap<Option<Box<str>>, BTreeMap<u32, BTreeSet<TaskId>>>;
 
 /// Executions that wait for each other.
 pub(super) struct Circle {
@@ -52,20 +55,21 @@ impl Waits {
         let task = wait.task;
         self.end(task);
         self.of_process.entry(process).or_default().insert(task);
-        if let Some((actor, room)) = wait.actor
+        if let Some(Within { actor, group, room }) = &wait.within
             && !wait.on.is_empty()
         {
-            self.of_actor.entry(actor).or_default().entry(room).or_default().insert(task);
+            let inside = self.of_actor.entry(*actor).or_default();
+            inside.entry(group.clone()).or_default().entry(*room).or_default().insert(task);
         }
-        for (on, actor) in &wait.on {
+        for (on, callee) in &wait.on {
             *self.awaited.entry(*on).or_default() += 1;
-            if let Some(actor) = actor {
-                *self.awaited_of_actor.entry(*actor).or_default() += 1;
+            if let Some(callee) = callee {
+                *self.awaited_of_actor.entry(callee.actor).or_default() += 1;
             }
         }
         // Whoever nobody waits for closes no circle: all that it waits for need not be looked through.
-        let is_in_actor = |(actor, _)| self.awaited_of_actor.contains_key(&actor);
-        let is_awaited = self.awaited.contains_key(&task) || wait.actor.is_some_and(is_in_actor);
+        let is_in_awaited = |within: &Within| self.awaited_of_actor.contains_key(&within.actor);
+        let is_awaited = self.awaited.contains_key(&task) || wait.within.as_ref().is_some_and(is_in_awaited);
         self.waits.insert(task, (process, wait));
         let closes = is_awaited && self.circle_of(task).is_some();
         if closes {
@@ -110,19 +114,24 @@ impl Waits {
     pub(super) fn end(&mut self, task: TaskId) {
         self.suspects.remove(&task);
         let Some((process, wait)) = self.waits.remove(&task) else { return };
-        for (on, actor) in &wait.on {
+        for (on, callee) in &wait.on {
             one_less(&mut self.awaited, *on);
-            if let Some(actor) = actor {
-                one_less(&mut self.awaited_of_actor, *actor);
+            if let Some(callee) = callee {
+                one_less(&mut self.awaited_of_actor, callee.actor);
             }
         }
         forget(&mut self.of_process, process, task);
-        if let Some((actor, room)) = wait.actor
-            && let Some(by_room) = self.of_actor.get_mut(&actor)
+        if let Some(Within { actor, group, room }) = wait.within
+            && let Entry::Occupied(mut inside) = self.of_actor.entry(actor)
         {
-            forget(by_room, room, task);
-            if by_room.is_empty() {
-                self.of_actor.remove(&actor);
+            if let Entry::Occupied(mut by_room) = inside.get_mut().entry(group) {
+                forget(by_room.get_mut(), room, task);
+                if by_room.get().is_empty() {
+                    by_room.remove();
+                }
+            }
+            if inside.get().is_empty() {
+                inside.remove();
             }
         }
     }
@@ -217,11 +226,11 @@ impl Waits {
         self.looks.set(self.looks.get() + 1);
         let Some((_, wait)) = self.waits.get(&task) else { return Vec::new() };
         let mut blockers = Vec::new();
-        for (on, actor) in &wait.on {
+        for (on, callee) in &wait.on {
             if self.waits.contains_key(on) {
                 blockers.push((*on, vec![*on]));
-            } else if let Some(actor) = actor {
-                let executions = self.if_full(*actor);
+            } else if let Some(callee) = callee {
+                let executions = self.if_full(callee);
                 if !executions.is_empty() {
                     blockers.push((*on, executions));
                 }
@@ -230,19 +239,25 @@ impl Waits {
         blockers
     }
 
-    /// The executions of an actor, if all that it may run wait, or all that block its threads.
-    fn if_full(&self, actor: ActorId) -> Vec<TaskId> {
-        let Some(by_room) = self.of_actor.get(&actor) else { return Vec::new() };
-        let mut count = 0;
-        let full = by_room.iter().find(|(room, executions)| {
-            // Those that block a thread count as those do that do not.
-            count += executions.len();
-            count >= **room as usize
-        });
-        full.map_or_else(Vec::new, |(room, _)| {
-            by_room.range(..=room).flat_map(|(_, executions)| executions).copied().collect()
-        })
+    /// The executions of which one must go on before a call of this group begins, if no more can.
+    fn if_full(&self, callee: &Callee) -> Vec<TaskId> {
+        let Some(inside) = self.of_actor.get(&callee.actor) else { return Vec::new() };
+        let (constructor, group) = (inside.get(&None), inside.get(&Some(callee.group.clone())));
+        constructor.into_iter().chain(group).map(all_if_full).find(|all| !all.is_empty()).unwrap_or_default()
     }
+}
+
+/// All that wait in a group, if nothing more can run there: as many wait as may run, or as many block a thread as there are.
+fn all_if_full(by_room: &BTreeMap<u32, BTreeSet<TaskId>>) -> Vec<TaskId> {
+    let mut count = 0;
+    let full = by_room.iter().find(|(room, executions)| {
+        // Those that block a thread count as those do that do not.
+        count += executions.len();
+        count >= **room as usize
+    });
+    full.map_or_else(Vec::new, |(room, _)| {
+        by_room.range(..=room).flat_map(|(_, executions)| executions).copied().collect()
+    })
 }
 
 fn one_less<K: Ord>(counts: &mut BTreeMap<K, u32>, key: K) {
@@ -300,9 +315,21 @@ mod tests {
         Wait {
             task: task(seq),
             name: format!("execution {seq}"),
-            actor: actor.map(|(actor, room)| (ActorId(actor), room)),
-            on: on.iter().map(|(seq, actor)| (task(*seq), actor.map(ActorId))).collect(),
+            within: actor.map(|(actor, room)| Within { actor: ActorId(actor), group: Some("".into()), room }),
+            on: on.iter().map(|(seq, actor)| (task(*seq), actor.map(|actor| callee(actor, "")))).collect(),
         }
+    }
+
+    fn callee(actor: u64, group: &str) -> Callee {
+        Callee { actor: ActorId(actor), group: group.into() }
+    }
+
+    /// An execution in the actor 100, in a group that runs two at a time, which waits for a call of a group of it.
+    fn inside(seq: u64, group: Option<&str>, on: (u64, &str)) -> Wait {
+        let within =
+            Within { actor: ActorId(100), group: group.map(Into::into), room: if group.is_some() { 2 } else { 1 } };
+        let on = vec![(task(on.0), Some(callee(100, on.1)))];
+        Wait { task: task(seq), name: format!("execution {seq}"), within: Some(within), on }
     }
 
     #[test]
@@ -346,6 +373,36 @@ mod tests {
         assert_eq!(circles.iter().map(|circle| circle.task).collect::<Vec<_>>(), [task(3)]);
         waits.end(task(3));
         assert!(waits.circle_of(task(1)).is_none());
+    }
+
+    #[test]
+    fn a_group_is_full_whatever_runs_in_others() {
+        let mut waits = Waits::default();
+        // Each waits for the other group, which has room.
+        assert!(!waits.begin(0, ProcessId(10), inside(1, Some("io"), (11, ""))));
+        assert!(!waits.begin(0, ProcessId(10), inside(2, Some("io"), (12, ""))));
+        // One waits for its own group, which has room; then none has.
+        assert!(!waits.begin(0, ProcessId(10), inside(3, Some(""), (13, ""))));
+        assert!(waits.begin(0, ProcessId(10), inside(4, Some(""), (14, ""))));
+        let circles = waits.confirmed(CONFIRM_AFTER);
+        assert_eq!(circles.iter().map(|circle| circle.task).collect::<Vec<_>>(), [task(4)]);
+        (1..=4).for_each(|seq| waits.end(task(seq)));
+        assert!(waits.of_actor.is_empty() && waits.awaited_of_actor.is_empty());
+    }
+
+    #[test]
+    fn two_groups_that_wait_for_each_other_are_a_circle() {
+        let mut waits = Waits::default();
+        assert!(!waits.begin(0, ProcessId(10), inside(1, Some("io"), (11, ""))));
+        assert!(!waits.begin(0, ProcessId(10), inside(2, Some("io"), (12, ""))));
+        assert!(!waits.begin(0, ProcessId(10), inside(3, Some(""), (13, "io"))));
+        assert!(waits.begin(0, ProcessId(10), inside(4, Some(""), (14, "io"))));
+    }
+
+    #[test]
+    fn no_call_of_any_group_begins_beside_a_constructor() {
+        let mut waits = Waits::default();
+        assert!(waits.begin(0, ProcessId(10), inside(1, None, (11, "io"))));
     }
 
     #[test]

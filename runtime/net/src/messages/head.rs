@@ -28,11 +28,31 @@ pub struct Wait {
     pub task: TaskId,
     /// What to call it.
     pub name: String,
-    /// The actor it runs in, and how many of its calls that wait so keep it from running another: as many as it runs at a time in all, or, if
-    /// this one blocks its thread, as it has threads for.
-    pub actor: Option<(ActorId, u32)>,
-    /// The tasks whose results it waits for, with the actor each was sent to.
-    pub on: Vec<(TaskId, Option<ActorId>)>,
+    /// Where it runs, if in an actor.
+    pub within: Option<Within>,
+    /// The tasks whose results it waits for, and of each what it is a call of.
+    pub on: Vec<(TaskId, Option<Callee>)>,
+}
+
+/// Where in an actor an execution runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Within {
+    /// The actor.
+    pub actor: ActorId,
+    /// The concurrency group; none of a constructor or `Drop`, beside which no call runs.
+    pub group: Option<Box<str>>,
+    /// How many that wait as this one does keep another call from running there: as many as run there at a time, or, if this one blocks its
+    /// thread, as have a thread each.
+    pub room: u32,
+}
+
+/// What a call was sent to.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Callee {
+    /// The actor.
+    pub actor: ActorId,
+    /// The concurrency group; empty for the default one.
+    pub group: Box<str>,
 }
 
 /// One-way messages to the head.

@@ -26,13 +26,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::value::{ObjectValue, Packed, StoreNode};
-use wingbeat_core::{ActorId, ClusterId, ObjectId, ProcessId, TaskId};
+use wingbeat_core::{ClusterId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
 
 use crate::owner::actors::Actors;
 use crate::owner::adoption::Adoptions;
 use crate::owner::leftovers::Leftovers;
-use crate::owner::object::{Handle, Home, Object};
+use crate::owner::object::{Handle, Home, Object, Producer};
 use crate::owner::recipe::Lineage;
 use crate::owner::registrations::Registrations;
 use crate::owner::streams::Streams;
@@ -195,7 +195,7 @@ impl Owner {
     }
 
     /// A new object of ours, with its first handle.
-    pub(crate) fn new_object(self: &Arc<Self>, id: ObjectId, producer: Option<ActorId>) -> Handle {
+    pub(crate) fn new_object(self: &Arc<Self>, id: ObjectId, producer: Option<Producer>) -> Handle {
         self.objects.insert(self.clone(), id, producer)
     }
 

@@ -90,13 +90,22 @@ pub(crate) struct Object {
     /// Whether it is what an actor's handles count: it is looked up among the actors when it is freed.
     is_an_actors: AtomicBool,
     id: ObjectId,
-    /// The actor that the call which makes it was sent to.
-    producer: Option<ActorId>,
+    /// What makes it, if that is a call.
+    producer: Option<Producer>,
     /// With its owner, if it is borrowed.
     registration: Registration,
     /// None for a call that failed before it had a session.
     home: Option<Arc<dyn Home>>,
     state: Mutex<State>,
+}
+
+/// A call of an actor, as what makes an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Producer {
+    /// The actor that it was sent to.
+    pub actor: ActorId,
+    /// Its concurrency group; empty for the default one.
+    pub group: &'static str,
 }
 
 /// What is to be done after an object became ready.
@@ -109,7 +118,7 @@ pub(crate) struct Announce {
 impl Object {
     pub(super) fn new(
         id: ObjectId,
-        producer: Option<ActorId>,
+        producer: Option<Producer>,
         registration: Registration,
         home: Option<Arc<dyn Home>>,
     ) -> Object {
@@ -125,7 +134,7 @@ impl Object {
 
     fn of(
         id: ObjectId,
-        producer: Option<ActorId>,
+        producer: Option<Producer>,
         registration: Registration,
         home: Option<Arc<dyn Home>>,
         state: State,
@@ -178,7 +187,7 @@ impl Object {
         self.id
     }
 
-    pub(crate) fn producer(&self) -> Option<ActorId> {
+    pub(crate) fn producer(&self) -> Option<Producer> {
         self.producer
     }
 
@@ -441,8 +450,8 @@ impl Handle {
         self.object.is_ready()
     }
 
-    /// The actor that makes the value, if it is the result of a call which this process made.
-    pub fn producer(&self) -> Option<ActorId> {
+    /// What makes the value, if it is the result of a call which this process made.
+    pub fn producer(&self) -> Option<Producer> {
         self.object.producer()
     }
 

@@ -12,10 +12,10 @@ use std::sync::{Arc, OnceLock};
 use dashmap::DashMap;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::{ObjectValue, StoreNode};
-use wingbeat_core::{ActorId, NodeId, ObjectId, ProcessId};
+use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::messages::Registration;
 
-use crate::owner::object::{Handle, Home, Object, drop_all};
+use crate::owner::object::{Handle, Home, Object, Producer, drop_all};
 
 /// What remained to be done for an object that nobody needs any more.
 pub(crate) enum Freed {
@@ -64,7 +64,7 @@ pub(super) fn sorted(ids: HashSet<ObjectId>) -> Vec<ObjectId> {
 
 impl ObjectTable {
     /// A new object with its first handle.
-    pub(crate) fn insert(&self, home: Arc<dyn Home>, id: ObjectId, producer: Option<ActorId>) -> Handle {
+    pub(crate) fn insert(&self, home: Arc<dyn Home>, id: ObjectId, producer: Option<Producer>) -> Handle {
         let handle = Handle::first(Object::new(id, producer, Registration::default(), Some(home)));
         self.enter(&handle);
         self.fail_if_ended(handle.object());

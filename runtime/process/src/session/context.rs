@@ -20,7 +20,7 @@ use crate::session::registry::Class;
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
 use crate::wire::executor::Interrupt;
-use crate::work::{Room, Waiter, Waits};
+use crate::work::{On, Place, Waiter, Waits};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
@@ -37,8 +37,8 @@ pub struct Execution {
     pub attempt: u32,
     /// Its name, for people.
     pub name: Cow<'static, str>,
-    /// The actor it runs in, and what that has room for.
-    pub actor: Option<(ActorId, Room)>,
+    /// Where it runs, if in an actor.
+    pub place: Option<Arc<Place>>,
     /// The lease under which the process works.
     pub lease: Option<LeaseId>,
     /// Whether it runs in the process of the task that submitted it, which waits.
@@ -100,7 +100,7 @@ impl Listener {
     }
 
     /// Why a wait for these tasks must end, if it must.
-    pub(crate) fn poll_interrupted(&mut self, on: &[(TaskId, Option<ActorId>)], cx: &Context<'_>) -> Poll<Error> {
+    pub(crate) fn poll_interrupted(&mut self, on: &[On], cx: &Context<'_>) -> Poll<Error> {
         let execution = self.execution.clone();
         let interrupted = self.poll(cx, |asked| {
             let hopeless = asked.deadlock.take_if(|(hopeless, _)| on.iter().any(|(task, _)| task == hopeless));
@@ -126,18 +126,18 @@ impl Execution {
     pub fn new(
         (task, attempt): (TaskId, u32),
         name: Cow<'static, str>,
-        actor: Option<(ActorId, Room)>,
+        place: Option<Arc<Place>>,
         lease: Option<LeaseId>,
         session: Session,
     ) -> Arc<Self> {
         let (waits, asked) = (Mutex::default(), Mutex::default());
-        Arc::new(Execution { task, attempt, name, actor, lease, at_home: false, session, waits, asked })
+        Arc::new(Execution { task, attempt, name, place, lease, at_home: false, session, waits, asked })
     }
 
     /// A run of a task of this process that begins now, while the one that submitted it waits.
     pub fn at_home((task, attempt): (TaskId, u32), name: Cow<'static, str>, session: Session) -> Arc<Self> {
         let (waits, asked) = (Mutex::default(), Mutex::default());
-        Arc::new(Execution { task, attempt, name, actor: None, lease: None, at_home: true, session, waits, asked })
+        Arc::new(Execution { task, attempt, name, place: None, lease: None, at_home: true, session, waits, asked })
     }
 
     /// It has ended, and so has whatever it waits for. For how long it has waited for others.
@@ -159,7 +159,7 @@ impl Execution {
     }
 
     pub(crate) fn waiter(&self) -> Waiter<'_> {
-        Waiter { task: self.task, name: &self.name, actor: self.actor, lease: self.lease }
+        Waiter { task: self.task, name: &self.name, place: self.place.as_deref(), lease: self.lease }
     }
 
     /// Asks the run to stop.
@@ -342,7 +342,7 @@ pub fn current_attempt() -> Option<u32> {
 
 /// The actor that this code runs in.
 pub fn current_actor() -> Option<ActorId> {
-    current().and_then(|execution| execution.actor.map(|(actor, _)| actor))
+    current().and_then(|execution| execution.place.as_ref().map(|place| place.actor))
 }
 
 /// A handle of the actor that this code runs in.
@@ -350,7 +350,7 @@ pub fn current_actor() -> Option<ActorId> {
 /// # Errors
 /// [`Error::InvalidArgument`] outside of an actor, or if it is of another class.
 pub fn current_handle(class: &'static Class) -> Result<ActorHandle, Error> {
-    let execution = current().filter(|execution| execution.actor.is_some());
+    let execution = current().filter(|execution| execution.place.is_some());
     let outside = || Error::InvalidArgument {
         what:
             "current_handle() was called outside of an actor; call it in a method, on the thread or future of the call"
@@ -369,7 +369,7 @@ pub fn exit_actor() -> Result<(), Error> {
             .into(),
     };
     let execution = current().ok_or_else(outside)?;
-    let (actor, _) = execution.actor.ok_or_else(outside)?;
+    let actor = execution.place.as_ref().ok_or_else(outside)?.actor;
     let process = execution.session.process();
     if let Some(executor) = process.executor() {
         executor.exit_actor(actor);

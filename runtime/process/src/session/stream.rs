@@ -6,10 +6,10 @@ use std::task::{Context, Poll, ready};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Outputs;
-use wingbeat_core::{ActorId, ProcessId, TaskId};
+use wingbeat_core::{ProcessId, TaskId};
 use wingbeat_net::messages::Work;
 
-use crate::owner::object::Handle;
+use crate::owner::object::{Handle, Producer};
 use crate::owner::streams::Cell;
 use crate::owner::submission::Cancel;
 use crate::session::context;
@@ -21,7 +21,7 @@ use crate::session::waiting::Waiting;
 pub struct StreamHandle {
     session: Result<Session, Option<Error>>,
     task: TaskId,
-    producer: Option<ActorId>,
+    producer: Option<Producer>,
     cell: Arc<Cell>,
     /// An item that was taken, and whose value is not here: nobody has waited for it to the end, or it cannot be fetched now.
     /// It is still the next.
@@ -33,7 +33,7 @@ pub struct StreamHandle {
 }
 
 impl StreamHandle {
-    pub(crate) fn new(session: &Session, task: TaskId, producer: Option<ActorId>) -> Self {
+    pub(crate) fn new(session: &Session, task: TaskId, producer: Option<Producer>) -> Self {
         let owner = session.owner();
         let cell = owner.streams.begin(task);
         if let Some(error) = owner.ended() {
@@ -48,7 +48,7 @@ impl StreamHandle {
         StreamHandle::of(Err(Some(error)), task, None, Arc::default())
     }
 
-    fn of(session: Result<Session, Option<Error>>, task: TaskId, producer: Option<ActorId>, cell: Arc<Cell>) -> Self {
+    fn of(session: Result<Session, Option<Error>>, task: TaskId, producer: Option<Producer>, cell: Arc<Cell>) -> Self {
         let (next, fetching, interrupted) = (None, None, None);
         StreamHandle { session, task, producer, cell, next, fetching, interrupted }
     }

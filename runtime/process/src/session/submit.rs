@@ -18,7 +18,7 @@ use crate::owner::calls::Call;
 use crate::owner::dispatch::Task;
 use crate::owner::memory_retries::{MEMORY_RETRIES, MemoryRetries};
 use crate::owner::name::Name;
-use crate::owner::object::Handle;
+use crate::owner::object::{Handle, Producer};
 use crate::owner::outbound::{Outbound, holds};
 use crate::owner::submission::{Cancel, Request};
 use crate::recorded::Event;
@@ -28,6 +28,7 @@ use crate::session::registry::{Class, Function, Method};
 use crate::session::session::Session;
 use crate::session::stream::StreamHandle;
 use crate::session::values::check_ours;
+use crate::work::DEFAULT_GROUP;
 
 /// What a call answers at once.
 pub enum Submitted {
@@ -134,7 +135,7 @@ impl Session {
         }
     }
 
-    fn outputs(&self, id: wingbeat_core::TaskId, outputs: Outputs, producer: Option<ActorId>) -> Submitted {
+    fn outputs(&self, id: wingbeat_core::TaskId, outputs: Outputs, producer: Option<Producer>) -> Submitted {
         match outputs {
             Outputs::Stream { .. } => Submitted::Stream(StreamHandle::new(self, id, producer)),
             Outputs::Fixed(count) => Submitted::Objects(
@@ -178,7 +179,8 @@ impl Session {
         }
         let id = process.owner.next_task();
         let outputs = outputs_of(method.outputs, options.stream_ahead.or(method.defaults.stream_ahead));
-        let submitted = session.outputs(id, outputs, Some(actor.id()));
+        let producer = Producer { actor: actor.id(), group: method.group.unwrap_or(DEFAULT_GROUP) };
+        let submitted = session.outputs(id, outputs, Some(producer));
         let name = Name::new(options.name.as_deref(), method.path);
         let mut held = holds(&args);
         held.push(actor.handle().clone());

@@ -72,6 +72,8 @@ impl Process {
 pub struct Waiting {
     listener: Listener,
     on: Vec<On>,
+    /// Whether the thread is blocked meanwhile.
+    blocks: bool,
 }
 
 impl Waiting {
@@ -100,21 +102,22 @@ impl Waiting {
         if waits.is_over() {
             return None;
         }
-        if waits.add(&on, Instant::now()) {
+        let blocks = is_blocked();
+        if waits.add(&on, blocks, Instant::now()) {
             process.wire.waits.insert(execution.task, execution.clone());
             if execution.at_home {
                 if let Some(executor) = process.executor() {
-                    executor.begin_wait_at_home(execution.task, is_blocked());
+                    executor.begin_wait_at_home(execution.task, blocks);
                 }
                 waits.begun_at_home();
                 process.look_at_waits();
             } else {
                 let goes_on = process.executor().is_some_and(|executor| executor.begin_wait());
-                process.tell_head(waits.begun(&execution.waiter(), goes_on, is_blocked()));
+                process.tell_head(waits.begun(&execution.waiter(), goes_on));
             }
         } else {
             if execution.at_home
-                && is_blocked()
+                && blocks
                 && let Some(executor) = process.executor()
             {
                 executor.begin_wait_at_home(execution.task, true);
@@ -124,7 +127,7 @@ impl Waiting {
             }
         }
         drop(waits);
-        Some(Waiting { listener: Listener::new(execution), on })
+        Some(Waiting { listener: Listener::new(execution), on, blocks })
     }
 
     /// Why it must end, if it must; otherwise `cx` is woken when it must.
@@ -138,7 +141,7 @@ impl Drop for Waiting {
         let execution = self.listener.execution();
         // Held while others are told, so that they hear of it in order.
         let mut waits = execution.waits.lock();
-        match waits.remove(&execution.waiter(), &self.on, Instant::now()) {
+        match waits.remove(&execution.waiter(), &self.on, self.blocks, Instant::now()) {
             Left::Some(true) => tell_later(execution),
             left => execution.left(left),
         }

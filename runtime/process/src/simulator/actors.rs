@@ -19,8 +19,10 @@ use super::site::{Site, Submitted};
 use super::value::{Plan, Ref};
 use crate::owner::calls::Call;
 use crate::owner::name::Name;
+use crate::owner::object::Producer;
 use crate::owner::outbound::holds as args_held;
 use crate::owner::submission::Request;
+use crate::work::DEFAULT_GROUP;
 
 impl Site {
     pub(super) async fn ask_head(&self, asked: Asked) -> Answer {
@@ -114,7 +116,7 @@ impl Site {
         drop(made);
         let args = Self::arguments(plan, refs, objects);
         let id = owner.next_task();
-        let submitted = self.outputs(id, outputs, Some(target));
+        let submitted = self.outputs(id, outputs, Some(Producer { actor: target, group: DEFAULT_GROUP }));
         let name = Name::Given(id.to_string().into());
         let mut held = args_held(&args);
         held.push(actor.handle.clone());

@@ -163,7 +163,7 @@ impl Process {
         {
             assert!(!spec.shares_process, "{} ended with {crashed}, and shares {id}", spec.id);
         }
-        if begins.actor.is_some() {
+        if begins.place.is_some() {
             return;
         }
         for other in self.counting().filter(|other| other.number != begins.number) {
@@ -204,7 +204,7 @@ impl Process {
     /// CPUs are lent while nothing here computes, and only then.
     fn check_cpus(&self, now: u64) {
         let mut queue = self.queue.borrow_mut();
-        let Some(base) = queue.running.clone().filter(|base| base.actor.is_none()) else {
+        let Some(base) = queue.running.clone().filter(|base| base.place.is_none()) else {
             queue.idle_since = None;
             return;
         };
@@ -229,7 +229,7 @@ impl Process {
 impl World {
     /// The head lends the CPUs of a process that has said so, and of no other, as far as it has heard all that was said.
     fn check_lent(&self, process: &Process) {
-        let base = process.queue.borrow().running.clone().filter(|base| base.actor.is_none());
+        let base = process.queue.borrow().running.clone().filter(|base| base.place.is_none());
         let Some((base, lease)) = base.and_then(|base| base.lease.map(|lease| (base, lease))) else { return };
         let heard_at = self.to_head_at.get(&Speaker::Process(process.id)).copied().unwrap_or(0);
         if self.is_head_away || heard_at.max(self.went_on_at) >= self.shared.now() || !self.has_told_head(process) {

@@ -24,7 +24,7 @@ use super::process::Process;
 use super::side::{Said, Stewards};
 use super::{Config, Report};
 use crate::owner::object::Handle;
-use crate::work::{Room, Waiter, Waits};
+use crate::work::{Place, Waiter, Waits};
 
 /// Names a program that runs.
 pub(super) type Number = u64;
@@ -241,7 +241,7 @@ impl Execution {
             number,
             spec,
             lease,
-            actor,
+            place: actor.map(Place::alone),
             began,
             name,
             is_at_home,
@@ -256,8 +256,7 @@ impl Execution {
 
     /// As the head is told of it.
     pub(super) fn waiter(&self) -> Waiter<'_> {
-        let actor = self.actor.map(|actor| (actor, Room { calls: 1, threads: 1 }));
-        Waiter { task: self.spec.id, name: &self.name, actor, lease: self.lease }
+        Waiter { task: self.spec.id, name: &self.name, place: self.place.as_ref(), lease: self.lease }
     }
 
     /// It is to stop.

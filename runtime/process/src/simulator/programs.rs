@@ -84,7 +84,7 @@ pub(super) async fn attempt(site: Site) -> Ended {
 
 async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
     let spec = &execution.spec;
-    let incoming = site.bring_in(&spec.args, execution.actor.is_some()).await?;
+    let incoming = site.bring_in(&spec.args, execution.place.is_some()).await?;
     if execution.is_cancelled.get() {
         return Err(Error::Cancelled { task: execution.name.clone() });
     }
@@ -100,7 +100,7 @@ async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
     drop(incoming);
     site.shared.trace(|| format!("{} begins attempt {} at {} {plan:?}", site.process.id, spec.attempt, spec.id));
     let mut work = Work::new(site, plan.seed, plan.depth, bag, false);
-    if let Some(actor) = execution.actor {
+    if let Some(actor) = execution.place.as_ref().map(|place| place.actor) {
         site.check_order(actor, &plan, spec);
         return work.call(&plan, spec).await;
     }

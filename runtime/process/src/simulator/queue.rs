@@ -194,7 +194,7 @@ impl Process {
         if !execution.is_at_home {
             let running = self.queue.borrow_mut().running.take();
             assert!(running.is_some_and(|running| Rc::ptr_eq(&running, execution)), "something else runs");
-            if execution.actor.is_none() {
+            if execution.place.is_none() {
                 self.look_for_leftovers(shared);
             }
         }
@@ -205,7 +205,7 @@ impl Process {
         }
         self.executions.borrow_mut().remove(&execution.number);
         let mut queue = self.queue.borrow_mut();
-        if execution.actor.is_some() {
+        if execution.place.is_some() {
             queue.work.call_done(&execution.spec, ThreadCalls::default());
         }
         queue.work.done(execution.spec.id, |running| Rc::ptr_eq(running, execution));

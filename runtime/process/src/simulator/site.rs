@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, Outcome, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed, StoreNode, Stored};
-use wingbeat_core::{ActorId, FunctionId, ObjectId, ProcessId, TaskId};
+use wingbeat_core::{FunctionId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Work};
 
 use super::execution::{Ended, Execution, Shared};
@@ -22,7 +22,7 @@ use super::value::{Plan, Ref, Written, refs_in, value_of};
 use crate::owner::dispatch::Task;
 use crate::owner::memory_retries::{MEMORY_RETRIES, MemoryRetries};
 use crate::owner::name::Name;
-use crate::owner::object::Handle;
+use crate::owner::object::{Handle, Producer};
 use crate::owner::outbound::{Content, Outbound, PackedValue, holds};
 use crate::owner::retrying::RetryOn;
 use crate::owner::streams::Cell;
@@ -67,7 +67,7 @@ struct Waiting {
 impl Waiting {
     fn begin(site: &Site, on: Vec<On>) -> Option<Waiting> {
         let execution = site.execution.as_ref()?;
-        let is_first = execution.waits.borrow_mut().add(&on, site.shared.instant());
+        let is_first = execution.waits.borrow_mut().add(&on, false, site.shared.instant());
         assert!(is_first, "a program waits for one thing at a time");
         if execution.is_at_home {
             site.process.begin_wait_at_home(execution, &site.shared);
@@ -75,7 +75,7 @@ impl Waiting {
             site.process.look_at_waits(&site.shared);
         } else {
             let goes_on = site.process.begin_wait(&site.shared);
-            let message = execution.waits.borrow_mut().begun(&execution.waiter(), goes_on, false);
+            let message = execution.waits.borrow_mut().begun(&execution.waiter(), goes_on);
             site.tell_head(message);
         }
         Some(Waiting { site: site.clone(), on })
@@ -86,7 +86,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let Waiting { site, on } = self;
         let Some(execution) = site.execution.as_ref().filter(|_| site.process.is_alive.get()) else { return };
-        let left = execution.waits.borrow_mut().remove(&execution.waiter(), on, site.shared.instant());
+        let left = execution.waits.borrow_mut().remove(&execution.waiter(), on, false, site.shared.instant());
         if let Left::None(Some(resumed)) = left {
             site.tell_head(resumed);
         }
@@ -345,7 +345,7 @@ impl Site {
         submitted
     }
 
-    pub(super) fn outputs(&self, id: TaskId, outputs: Outputs, producer: Option<ActorId>) -> Submitted {
+    pub(super) fn outputs(&self, id: TaskId, outputs: Outputs, producer: Option<Producer>) -> Submitted {
         let owner = &self.process.owner;
         match outputs {
             Outputs::Fixed(count) => Submitted::Objects(

@@ -8,11 +8,7 @@ use std::sync::Arc;
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, LeaseId, ProcessId, TaskId};
 
-/// The default concurrency group.
-pub const DEFAULT_GROUP: &str = "";
-
-/// Threads of one group at most. Synchronous calls beyond that wait; asynchronous ones need no thread of their own.
-const THREADS: u32 = 64;
+use super::group::{DEFAULT_GROUP, Group, Takes, ThreadCalls, group_of};
 
 /// Something to start.
 pub enum Next {
@@ -46,63 +42,6 @@ pub struct Become {
     pub spec: Arc<ActorSpec>,
     /// Which of its lives.
     pub incarnation: Incarnation,
-}
-
-/// How many calls an actor runs at a time, in all its concurrency groups.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
-    /// As many as may.
-    pub calls: u32,
-    /// As many as have a thread each.
-    pub threads: u32,
-}
-
-impl Room {
-    /// Of this actor.
-    pub fn of(actor: &ActorSpec) -> Room {
-        let groups = || actor.groups.values().copied().chain([actor.max_concurrency]);
-        let threads = groups().fold(0u32, |threads, most| threads.saturating_add(most.min(THREADS)));
-        Room { calls: groups().fold(0, u32::saturating_add), threads }
-    }
-}
-
-/// Which of its threads are to take a call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Takes {
-    /// One that has nothing under way.
-    Empty,
-    /// One on which no call counts.
-    Idle,
-    /// Any.
-    Busy,
-}
-
-/// The calls that a thread of an actor has under way.
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub struct ThreadCalls {
-    /// Those that run: that count.
-    pub counted: u32,
-    /// Those that wait for the consumers of their streams.
-    pub paused: u32,
-}
-
-impl ThreadCalls {
-    /// What such a thread is.
-    pub fn takes(self) -> Takes {
-        match self {
-            ThreadCalls { counted: 0, paused: 0 } => Takes::Empty,
-            ThreadCalls { counted: 0, .. } => Takes::Idle,
-            ThreadCalls { .. } => Takes::Busy,
-        }
-    }
-
-    fn is_idle(self) -> bool {
-        self.counted == 0
-    }
-
-    fn is_empty(self) -> bool {
-        self.takes() == Takes::Empty
-    }
 }
 
 /// The actor that the process is.
@@ -190,56 +129,6 @@ pub struct Queue<R> {
     leaves: bool,
     /// The actor has asked for its end: no further call begins, and the head says when the process ends.
     exits: bool,
-}
-
-/// A concurrency group of the actor. Its calls are run by threads, each of which may have several under way.
-#[derive(Default)]
-struct Group {
-    /// Calls that have not begun, in order.
-    waiting: VecDeque<Arc<TaskSpec>>,
-    /// Calls that run. One that waits for the consumer of its stream does not count, and goes on without asking.
-    running: u32,
-    /// How many may run.
-    most: u32,
-    /// Threads that take its calls.
-    threads: u32,
-    /// Those of them that are idle.
-    idle: u32,
-    /// Those of them that are empty. There is one until there are as many threads as may be, or one could not be started.
-    empty: u32,
-}
-
-impl Group {
-    /// If a call waits that may begin: which of its threads may take it. Each call has a thread for itself as long as that can be.
-    fn wants(&self) -> Option<Takes> {
-        let may_begin = !self.waiting.is_empty() && self.running < self.most;
-        may_begin.then_some(match (self.empty, self.idle) {
-            (0, 0) => Takes::Busy,
-            (0, _) => Takes::Idle,
-            _ => Takes::Empty,
-        })
-    }
-
-    /// A thread has taken a call, or one of its calls goes on; `beside`: what else it has.
-    fn counts(&mut self, beside: ThreadCalls) {
-        self.running += 1;
-        self.idle -= u32::from(beside.is_idle());
-    }
-
-    /// One of its calls counts no more.
-    fn counts_no_more(&mut self, beside: ThreadCalls) {
-        self.running -= 1;
-        self.idle += u32::from(beside.is_idle());
-    }
-
-    /// Another thread takes its calls from now on, unless one is empty, or there are as many as may be. Whether it is to be started.
-    fn starts_thread(&mut self) -> bool {
-        let starts = self.empty == 0 && self.threads < self.most.min(THREADS);
-        if starts {
-            (self.threads, self.idle, self.empty) = (self.threads + 1, self.idle + 1, 1);
-        }
-        starts
-    }
 }
 
 /// How far the process is.
@@ -397,9 +286,7 @@ impl<R: Clone> Queue<R> {
 
     /// That thread could not be started. How many the group has.
     pub fn has_no_thread(&mut self, group: &str) -> u32 {
-        let Some(group) = self.groups.get_mut(group) else { return 0 };
-        (group.threads, group.idle, group.empty) = (group.threads - 1, group.idle - 1, group.empty - 1);
-        group.threads
+        self.groups.get_mut(group).map_or(0, Group::has_no_thread)
     }
 
     /// Whether a task of this process may begin here: the one that was sent here waits, and so do all that run at home.
@@ -476,16 +363,7 @@ impl<R: Clone> Queue<R> {
         if let Some(rest) = self.starts_nothing() {
             return rest;
         }
-        let may_take = |wanted: Takes| match wanted {
-            Takes::Empty => thread.is_empty(),
-            Takes::Idle => thread.is_idle(),
-            Takes::Busy => true,
-        };
-        if let Some(group) = self.groups.get_mut(group).filter(|group| group.wants().is_some_and(may_take)) {
-            let spec = group.waiting.pop_front()?;
-            group.counts(thread);
-            group.empty -= u32::from(thread.is_empty());
-            let starts_thread = group.starts_thread();
+        if let Some((spec, starts_thread)) = self.groups.get_mut(group).and_then(|group| group.take(thread)) {
             self.busy += 1;
             return Some(Next::Call { spec, starts_thread });
         }
@@ -529,15 +407,16 @@ impl<R: Clone> Queue<R> {
     /// A call begins to wait for the consumer of its stream, and another one may run in its place, or it goes on; `beside`: what else its
     /// thread has under way.
     pub fn pauses(&mut self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) {
-        let Some(group) = self.groups.get_mut(group_of(call)) else { return };
-        if pauses { group.counts_no_more(beside) } else { group.counts(beside) }
+        if let Some(group) = self.groups.get_mut(group_of(call)) {
+            group.pauses(pauses, beside);
+        }
     }
 
     /// A call that was taken out is done; `beside`: what else its thread has under way.
     pub fn call_done(&mut self, call: &TaskSpec, beside: ThreadCalls) {
-        let Some(group) = self.groups.get_mut(group_of(call)) else { return };
-        group.counts_no_more(beside);
-        group.empty += u32::from(beside.is_empty());
+        if let Some(group) = self.groups.get_mut(group_of(call)) {
+            group.done(beside);
+        }
     }
 
     /// What was taken out is done. A later attempt at the same task may have begun since, which is not `this`.
@@ -617,11 +496,12 @@ impl<R: Clone> Queue<R> {
     pub fn start_actor(&mut self, actor: Become) {
         (self.lease, self.leaves) = (Some(actor.lease), false);
         self.actor = Some(Actor { id: actor.spec.id, incarnation: actor.incarnation });
-        // The main thread, which makes the actor, takes calls of the default group.
-        let main = Group { most: actor.spec.max_concurrency, threads: 1, idle: 1, empty: 1, ..Group::default() };
+        let mut main = Group::new(actor.spec.max_concurrency);
+        // The main thread, which makes the actor, takes its calls.
+        main.starts_thread();
         self.groups.insert(DEFAULT_GROUP.to_owned(), main);
         for (name, most) in &actor.spec.groups {
-            self.groups.insert(name.clone(), Group { most: *most, ..Group::default() });
+            self.groups.insert(name.clone(), Group::new(*most));
         }
         self.to_become = Some(Box::new(actor));
     }
@@ -697,11 +577,6 @@ impl<R: Clone> Queue<R> {
         // One that is no longer leased, or is about to end, takes nothing either.
         GaveBack { to, lease, tasks, waiting: self.takes_nothing(lease) }
     }
-}
-
-/// The concurrency group of a call.
-pub fn group_of(call: &TaskSpec) -> &str {
-    call.group.as_deref().unwrap_or(DEFAULT_GROUP)
 }
 
 #[cfg(test)]

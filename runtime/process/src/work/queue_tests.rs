@@ -1,6 +1,7 @@
 use wingbeat_core::spec::{Address, MachineId, Outputs, Shape};
 use wingbeat_core::{Amount, FunctionId, JobId, ResourceSet};
 
+use super::super::group::{Place, Room};
 use super::*;
 
 const OWNER: ProcessId = ProcessId(1);
@@ -381,12 +382,9 @@ fn nobody_is_wanted_for_a_call_while_nothing_may_begin() {
 }
 
 #[test]
-fn an_actor_has_room_for_the_calls_of_all_its_groups() {
-    let mut queue = actor();
-    let Some(Next::Become(become_actor)) = queue.next_task() else { panic!("no actor") };
-    assert_eq!(Room::of(&become_actor.spec), Room { calls: 4, threads: 4 });
-    let crowd = ActorSpec { max_concurrency: 1_000, ..(*become_actor.spec).clone() };
-    assert_eq!(Room::of(&crowd), Room { calls: 1_002, threads: 66 });
+fn a_group_has_room_for_more_calls_than_threads() {
+    assert_eq!(Place::of(ACTOR.id, "io", 2).room, Room { calls: 2, threads: 2 });
+    assert_eq!(Place::of(ACTOR.id, "io", 1_000).room, Room { calls: 1_000, threads: 64 });
 }
 
 #[test]

@@ -6,23 +6,24 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use wingbeat_core::{ActorId, LeaseId, TaskId};
-use wingbeat_net::messages::{HeadMessage, Wait};
+use wingbeat_core::{LeaseId, TaskId};
+use wingbeat_net::messages::{Callee, HeadMessage, Wait, Within};
 
-use super::queue::Room;
+use super::group::Place;
+use crate::owner::object::Producer;
 
 /// The head is told of so many tasks at most: the first ones, which a deadlock leaves over when others are done.
 const TOLD: usize = 256;
 
-/// A task that is waited for, and the actor that it was sent to.
-pub(crate) type On = (TaskId, Option<ActorId>);
+/// A task that is waited for, and what it is a call of.
+pub(crate) type On = (TaskId, Option<Producer>);
 
 /// An execution, as the head is told of it.
 pub(crate) struct Waiter<'a> {
     pub task: TaskId,
     pub name: &'a str,
-    /// The actor that it runs in, and what that has room for.
-    pub actor: Option<(ActorId, Room)>,
+    /// Where it runs, if in an actor.
+    pub place: Option<&'a Place>,
     pub lease: Option<LeaseId>,
 }
 
@@ -36,14 +37,14 @@ pub(crate) struct Waits {
     waited: Duration,
     /// Whether the head counts the CPUs as free.
     frees_cpus: bool,
-    /// Whether the first of them blocks its thread.
-    blocks: bool,
+    /// How many of them block the thread.
+    blocking: usize,
     /// Whether the head was told of any of them.
     is_told: bool,
     /// Of one at home that was not told: whether it was looked at before.
     was_seen: bool,
-    /// How many of them are for each task, and the actor that it was sent to.
-    on: BTreeMap<TaskId, (usize, Option<ActorId>)>,
+    /// How many of them are for each task, and what it is a call of.
+    on: BTreeMap<TaskId, (usize, Option<Producer>)>,
     /// Whether the head does not know all of this.
     changed: bool,
     /// Whether somebody will tell it.
@@ -69,23 +70,24 @@ impl Waits {
         self.waited + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// One more. Whether it is the first: then one of [`Waits::begun`] and [`Waits::begun_at_home`] follows, else [`Waits::has_changed`].
-    pub(crate) fn add(&mut self, on: &[On], now: Instant) -> bool {
+    /// One more, which blocks the thread or not. Whether it is the first: then one of [`Waits::begun`] and [`Waits::begun_at_home`] follows, else
+    /// [`Waits::has_changed`].
+    pub(crate) fn add(&mut self, on: &[On], blocks: bool, now: Instant) -> bool {
         self.count += 1;
+        self.blocking += usize::from(blocks);
         if self.count == 1 {
             self.since = Some(now);
             self.changed = false;
         }
-        for (task, actor) in on {
-            self.on.entry(*task).or_insert((0, *actor)).0 += 1;
+        for (task, producer) in on {
+            self.on.entry(*task).or_insert((0, *producer)).0 += 1;
         }
         self.count == 1
     }
 
-    /// The first of a task that was sent here, which blocks its thread or not. Its process goes on with something at home, or its CPUs are
-    /// free.
-    pub(crate) fn begun(&mut self, of: &Waiter<'_>, goes_on: bool, blocks: bool) -> HeadMessage {
-        (self.is_told, self.blocks) = (true, blocks);
+    /// The first of a task that was sent here. Its process goes on with something at home, or its CPUs are free.
+    pub(crate) fn begun(&mut self, of: &Waiter<'_>, goes_on: bool) -> HeadMessage {
+        self.is_told = true;
         self.frees_cpus = !goes_on;
         self.told(of)
     }
@@ -108,7 +110,7 @@ impl Waits {
         if self.count == 0 {
             return None;
         }
-        (self.waited, self.since, self.count) = (self.waited(now), None, 0);
+        (self.waited, self.since, self.count, self.blocking) = (self.waited(now), None, 0, 0);
         self.on.clear();
         Some(Left::None(self.is_told.then_some(HeadMessage::Resumed { lease: of.lease, task: of.task })))
     }
@@ -117,12 +119,13 @@ impl Waits {
         self.is_over
     }
 
-    /// One less.
-    pub(crate) fn remove(&mut self, of: &Waiter<'_>, on: &[On], now: Instant) -> Left {
+    /// One less, which was added with these words.
+    pub(crate) fn remove(&mut self, of: &Waiter<'_>, on: &[On], blocks: bool, now: Instant) -> Left {
         if self.is_over {
             return Left::Some(false);
         }
         self.count -= 1;
+        self.blocking -= usize::from(blocks);
         if self.count == 0 {
             self.waited = self.waited(now);
             self.since = None;
@@ -185,9 +188,14 @@ impl Waits {
     }
 
     fn describe(&self, of: &Waiter<'_>) -> Wait {
-        let on = self.on.iter().take(TOLD).map(|(task, (_, actor))| (*task, *actor)).collect();
-        let room = |room: Room| if self.blocks { room.threads } else { room.calls };
-        Wait { task: of.task, name: of.name.to_owned(), actor: of.actor.map(|(actor, of)| (actor, room(of))), on }
+        let callee = |call: &Producer| Callee { actor: call.actor, group: call.group.into() };
+        let on = self.on.iter().take(TOLD).map(|(task, (_, producer))| (*task, producer.as_ref().map(callee)));
+        let within = of.place.map(|place| Within {
+            actor: place.actor,
+            group: place.group.clone(),
+            room: if self.blocking > 0 { place.room.threads } else { place.room.calls },
+        });
+        Wait { task: of.task, name: of.name.to_owned(), within, on: on.collect() }
     }
 
     /// Whether there is any.
@@ -205,29 +213,52 @@ impl Waits {
 
 #[cfg(test)]
 mod tests {
-    use wingbeat_core::ProcessId;
+    use wingbeat_core::{ActorId, ProcessId};
 
+    use super::super::group::Room;
     use super::*;
 
     #[test]
     fn an_execution_that_has_ended_waits_for_nothing_that_it_has_left_behind() {
         let task = |seq| TaskId { owner: ProcessId(1), seq };
-        let waiter = Waiter { task: task(0), name: "loads", actor: None, lease: Some(LeaseId(1)) };
+        let waiter = Waiter { task: task(0), name: "loads", place: None, lease: Some(LeaseId(1)) };
         let begun = Instant::now();
         let after = |ms| begun + Duration::from_millis(ms);
         let mut waits = Waits::default();
         for seq in [1, 2] {
-            waits.add(&[(task(seq), None)], begun);
+            waits.add(&[(task(seq), None)], false, begun);
         }
-        waits.begun(&waiter, false, false);
+        waits.begun(&waiter, false);
         assert!(waits.frees_cpus());
 
         let left = waits.end(&waiter, after(10));
         assert!(matches!(left, Some(Left::None(Some(HeadMessage::Resumed { lease: Some(LeaseId(1)), .. })))));
         assert!(!waits.has_any() && !waits.is_for(task(1)));
         // Each is dropped some time, and nobody hears of it.
-        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], after(20)), Left::Some(false)));
+        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], false, after(20)), Left::Some(false)));
         assert_eq!(waits.waited(after(30)), Duration::from_millis(10));
         assert!(waits.end(&waiter, after(40)).is_none());
+    }
+
+    #[test]
+    fn an_execution_blocks_its_thread_as_long_as_one_of_its_waits_does() {
+        let task = |seq| TaskId { owner: ProcessId(1), seq };
+        let room = Room { calls: 1_000, threads: 64 };
+        let place = Place { actor: ActorId(1), group: Some("io".into()), room };
+        let waiter = Waiter { task: task(0), name: "loads", place: Some(&place), lease: None };
+        let now = Instant::now();
+        let mut waits = Waits::default();
+        let room_told = |waits: &mut Waits| match waits.told_later(&waiter) {
+            Some(HeadMessage::Waiting { wait, .. }) => wait.within.map(|within| within.room),
+            _ => None,
+        };
+        // As in `join!(a.get(), async { b.get_blocking() })`.
+        waits.add(&[(task(1), None)], false, now);
+        waits.begun(&waiter, false);
+        waits.add(&[(task(2), None)], true, now);
+        assert!(waits.has_changed());
+        assert_eq!(room_told(&mut waits), Some(64));
+        waits.remove(&waiter, &[(task(2), None)], true, now);
+        assert_eq!(room_told(&mut waits), Some(1_000));
     }
 }

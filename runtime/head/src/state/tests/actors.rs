@@ -1,5 +1,7 @@
 //! Actors, their names and restarts, and what waits for what.
 
+use wingbeat_net::messages::{Callee, Within};
+
 use super::*;
 
 fn cause(states: &[ActorState]) -> Option<&Error> {
@@ -237,11 +239,12 @@ fn who_asks_late_still_learns_why_an_actor_died() {
 
 fn waits(bench: &mut Bench, on: ProcessId, seq: u64, actor: Option<(u64, u32)>, for_: &[(u64, Option<u64>)]) -> usize {
     let task = |seq| TaskId { owner: DRIVER, seq };
+    let callee = |actor| Callee { actor: ActorId(actor), group: "".into() };
     let wait = Wait {
         task: task(seq),
         name: format!("execution {seq}"),
-        actor: actor.map(|(id, room)| (ActorId(id), room)),
-        on: for_.iter().map(|(seq, actor)| (task(*seq), actor.map(ActorId))).collect(),
+        within: actor.map(|(id, room)| Within { actor: ActorId(id), group: Some("".into()), room }),
+        on: for_.iter().map(|(seq, actor)| (task(*seq), actor.map(callee))).collect(),
     };
     bench.says(on, HeadMessage::Waiting { lease: None, wait });
     bench.tick(crate::state::waits::CONFIRM_AFTER);

@@ -14,12 +14,14 @@ const NO_TASK: &str = "whoever takes the items of its stream";
 impl State {
     /// Which execution waits, and for what.
     pub(super) fn what_waits(&self, wait: &Wait) -> String {
-        let on = wait.on.iter().map(|(task, actor)| match actor.and_then(|actor| self.actors.spec(actor)) {
-            Some(spec) => {
-                let name = spec.name.as_ref().map(|name| format!(" `{}`", name.name)).unwrap_or_default();
-                format!("{task} (a call of actor {}{name})", spec.class_name)
+        let on = wait.on.iter().map(|(task, callee)| {
+            match callee.as_ref().and_then(|callee| self.actors.spec(callee.actor)) {
+                Some(spec) => {
+                    let name = spec.name.as_ref().map(|name| format!(" `{}`", name.name)).unwrap_or_default();
+                    format!("{task} (a call of actor {}{name})", spec.class_name)
+                }
+                None => task.to_string(),
             }
-            None => task.to_string(),
         });
         let on: Vec<String> = on.collect();
         let on = if on.is_empty() { NO_TASK.into() } else { first_of(on, "tasks").join(", ") };
