@@ -29,7 +29,8 @@ pub fn is_cancelled() -> bool {
     context::is_cancelled()
 }
 
-/// Waits until the running task is asked to stop; for ever outside of a task.
+/// Waits until the running task is asked to stop; for ever outside of a task. What an asynchronous task does then must not wait: the task
+/// is dropped at its next `.await` that has to.
 ///
 /// ```
 /// #[wingbeat::remote]

@@ -88,6 +88,9 @@ impl Lock {
     fn released(&self) -> u64 {
         self.0
     }
+    fn is_busy_until(&self, there: PathBuf) {
+        wait_for(&there);
+    }
 }
 
 struct Guard(LockHandle);
@@ -102,6 +105,24 @@ impl Drop for Guard {
 async fn holds(lock: LockHandle, started: PathBuf) {
     let _guard = Guard(lock);
     asleep::remote(started).get().await.unwrap();
+}
+
+/// Lets the lock go when it hears, and is not done before a file is there.
+#[wingbeat::remote]
+fn releases_and_goes_on(lock: LockHandle, started: PathBuf, heard: PathBuf, there: PathBuf) {
+    asleep::remote(started).get_blocking().unwrap_err();
+    let _released = lock.release();
+    std::fs::write(heard, "").unwrap();
+    wait_for(&there);
+}
+
+/// Ends well when it is asked to stop.
+#[wingbeat::remote]
+async fn stops_by_itself(started: PathBuf) -> u64 {
+    tokio::select! {
+        () = wingbeat::cancelled() => 7,
+        never = asleep::remote(started).get() => never.unwrap(),
+    }
 }
 
 #[wingbeat::remote]
@@ -440,5 +461,36 @@ fn what_a_task_submits_when_it_hears_that_it_is_cancelled_is_carried_out() {
         while lock.released().get_blocking().unwrap() < number {
             assert!(begun.elapsed() < LIMIT, "it holds the lock, the {number}th time");
         }
+    }
+}
+
+#[test]
+fn what_a_task_submits_when_it_hears_is_carried_out_however_often_it_is_told() {
+    let _local = Local::start(3);
+    let folder = tempfile::tempdir().unwrap();
+    let [started, heard, there] = ["started", "heard", "there"].map(|name| folder.path().join(name));
+    let lock = Lock::remote();
+    let busy = lock.is_busy_until(there.clone());
+    let holder = releases_and_goes_on::remote(lock.clone(), started.clone(), heard.clone(), there.clone());
+    wait_for(&started);
+    holder.cancel();
+    wait_for(&heard);
+    (0..100).for_each(|_| holder.cancel());
+    std::fs::write(&there, "").unwrap();
+    busy.get_timeout_blocking(LIMIT).unwrap();
+    let _ = holder.get_timeout_blocking(LIMIT);
+    assert_eq!(lock.released().get_timeout_blocking(LIMIT).unwrap(), 1);
+}
+
+#[test]
+fn an_asynchronous_task_that_waits_for_its_cancellation_ends_by_itself() {
+    let _local = Local::start(2);
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..20 {
+        let started = folder.path().join(number.to_string());
+        let task = stops_by_itself::remote(started.clone());
+        wait_for(&started);
+        task.cancel();
+        assert_eq!(task.get_timeout_blocking(LIMIT).unwrap(), 7, "the {number}th time");
     }
 }

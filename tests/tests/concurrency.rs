@@ -115,6 +115,11 @@ impl Grouped {
         drop(File::open(gate).unwrap());
         7
     }
+    /// Waits for another call of its own group, which runs one at a time.
+    #[method(group = "one")]
+    fn asks_its_own_group(&self) -> Result<u32, Error> {
+        wingbeat::current_handle::<GroupedHandle>()?.asks(PathBuf::new()).get_blocking()
+    }
 }
 
 struct Serial;
@@ -193,6 +198,13 @@ fn a_call_that_waits_for_one_of_another_group_is_in_no_circle() {
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     let _open = File::options().read(true).write(true).open(&gate).unwrap();
     assert_eq!(asks.get_timeout_blocking(LIMIT).unwrap(), 7);
+}
+
+#[test]
+fn a_call_that_waits_for_one_of_its_own_full_group_is_told_of_the_circle() {
+    let _local = Local::start(1);
+    let error = Grouped::remote().asks_its_own_group().get_timeout_blocking(LIMIT).unwrap_err();
+    assert!(error.to_string().contains("deadlock"), "{error}");
 }
 
 #[test]

@@ -368,6 +368,7 @@ impl<'a> Call<'a> {
             false => ThreadCalls { counted, paused: paused - 1 },
         };
         if self.execution.place.is_some() {
+            self.execution.pauses(pauses);
             self.queue.pauses(&self.spec, pauses, beside);
         }
         self.thread.set(match pauses {
@@ -407,7 +408,8 @@ impl Items {
                 outside(next).await.unwrap_or_else(|error| Some(Err(error)))
             }
             Items::OfActor(items) => {
-                let next = guarded(execution, execution.scope(items.next()));
+                // Code that is not asynchronous is never dropped: it hears of its cancellation as that does.
+                let next = stoppable(execution, execution.scope(items.next()), |poll| poll());
                 polled_outside(next).await.unwrap_or_else(|error| Some(Err(error)))
             }
             Items::Stream(items) => {
@@ -432,14 +434,23 @@ impl Items {
 
 /// A future of user code: its panics and its cancellation are errors, and it is dropped when cancelled.
 async fn guarded<F: Future + Unpin>(execution: &Arc<Execution>, future: F) -> Result<F::Output, Error> {
+    stoppable(execution, future, |poll| context::guarded(poll)).await
+}
+
+/// As [`guarded`], polled by `by`.
+async fn stoppable<F: Future + Unpin>(
+    execution: &Arc<Execution>,
+    future: F,
+    by: impl Fn(&mut dyn FnMut() -> Poll<F::Output>) -> Poll<F::Output>,
+) -> Result<F::Output, Error> {
     let mut future = Some(future);
-    let mut cancelled = pin!(execution.scope(context::cancelled()));
+    let mut cancelled = pin!(execution.clone().asked_to_stop());
     let ended = std::future::poll_fn(|cx| {
         let Some(future) = &mut future else { return Poll::Pending };
-        if execution.is_cancelled() {
+        if execution.is_to_be_dropped() {
             return Poll::Ready(Err(Error::Cancelled { task: execution.name.to_string() }));
         }
-        match catch_unwind(AssertUnwindSafe(|| context::guarded(|| future.poll_unpin(cx)))) {
+        match catch_unwind(AssertUnwindSafe(|| by(&mut || future.poll_unpin(cx)))) {
             Ok(Poll::Ready(done)) => return Poll::Ready(Ok(done)),
             Ok(Poll::Pending) => {}
             Err(payload) => return Poll::Ready(Err(panicked(&execution.name, &*payload))),

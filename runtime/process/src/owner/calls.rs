@@ -581,12 +581,12 @@ impl Calls {
         self.targets.get(&actor).is_some_and(|target| matches!(target.phase, Phase::Dead(_)))
     }
 
-    /// Calls that `parent` made.
+    /// Calls that `parent` made, but for those that run and were asked to stop.
     pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
         self.targets
             .values()
             .flat_map(|target| target.queue.iter().chain(&target.in_flight))
-            .filter(|call| call.spec.parent == Some(parent))
+            .filter(|call| call.spec.parent == Some(parent) && !call.cancelled)
             .map(|call| call.spec.id)
             .collect()
     }

@@ -508,13 +508,13 @@ impl Dispatch {
         }
     }
 
-    /// Tasks that `parent` submitted.
+    /// Tasks that `parent` submitted, but for those that run and were asked to stop.
     pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
         let ready = self.queues.values().flat_map(|queue| queue.ready.iter());
         let flying = self.leases.iter().flat_map(|lease| lease.in_flight.iter().map(|(_, task)| task));
         let all =
             ready.chain(flying).chain(self.at_home.iter()).chain(self.undecided.values()).chain(self.resting.iter());
-        all.filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
+        all.filter(|task| task.spec.parent == Some(parent) && !task.cancelled).map(|task| task.spec.id).collect()
     }
 
     /// Time passes.

@@ -22,6 +22,13 @@ pub(crate) fn is_blocked() -> bool {
 /// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime. Inside, nothing else of that
 /// runtime's thread goes on meanwhile: a `future` that waits for a timer or task of the same thread never ends.
 pub fn block_on<F: Future>(future: F) -> F::Output {
+    /// Also where what is polled panics.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            BLOCKS.set(self.0);
+        }
+    }
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
         fn wake(self: Arc<Self>) {
@@ -34,9 +41,9 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     // this thread blocks, so that the 129th wait would never end.
     let mut future = std::pin::pin!(tokio::task::coop::unconstrained(future));
     loop {
-        let before = BLOCKS.replace(true);
+        let before = Before(BLOCKS.replace(true));
         let polled = future.as_mut().poll(&mut cx);
-        BLOCKS.set(before);
+        drop(before);
         if let std::task::Poll::Ready(done) = polled {
             return done;
         }
@@ -50,5 +57,17 @@ impl Session {
     /// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         block_on(future)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_on_which_a_wait_has_panicked_is_not_blocked() {
+        let panics = || block_on(async { panic!("as in somebody's Deserialize") });
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert!(!is_blocked());
     }
 }

@@ -53,6 +53,10 @@ pub struct Execution {
 #[derive(Default)]
 struct Requests {
     cancelled: bool,
+    /// If it is, tasks with lower numbers were submitted before that.
+    before: Option<u64>,
+    /// How many futures wait for its being asked to stop, which are polled once then.
+    awaiting_that: usize,
     /// Contact with its caller was lost, which counts it as failed.
     disowned: bool,
     /// The wait for this task can never end.
@@ -140,8 +144,20 @@ impl Execution {
         Arc::new(Execution { task, attempt, name, place: None, lease: None, at_home: true, session, waits, asked })
     }
 
+    /// It is about to be asked to stop. If that is the first time, what `next` answers: what it has submitted has lower numbers.
+    pub(crate) fn is_told(&self, next: impl FnOnce() -> u64) -> Option<u64> {
+        let mut asked = self.asked.lock();
+        let is_first = asked.before.is_none();
+        is_first.then(|| *asked.before.insert(next()))
+    }
+
     /// It has ended, and so has whatever it waits for. For how long it has waited for others.
     pub fn end(&self) -> Duration {
+        let told = self.asked.lock().before;
+        if let Some(before) = told {
+            // What had a number when it was asked to stop, and was not submitted yet, is there now.
+            self.session.owner().cancel_children(self.task, before);
+        }
         let (mut waits, now) = (self.waits.lock(), Instant::now());
         if let Some(left) = waits.end(&self.waiter(), now) {
             self.left(left);
@@ -175,6 +191,26 @@ impl Execution {
     /// Whether contact with its caller was lost, which counts it as failed.
     pub fn is_disowned(&self) -> bool {
         self.asked.lock().disowned
+    }
+
+    /// Whether it was asked to stop, and none of its futures waits for that.
+    pub fn is_to_be_dropped(&self) -> bool {
+        let asked = self.asked.lock();
+        asked.cancelled && asked.awaiting_that == 0
+    }
+
+    /// What it waits for is as nothing while it waits for the consumer of its stream, and others run in its place.
+    pub fn pauses(&self, pauses: bool) {
+        let mut waits = self.waits.lock();
+        if let Some(message) = waits.pauses(&self.waiter(), pauses) {
+            self.session.process().tell_head(message);
+        }
+    }
+
+    /// Ready when it was asked to stop.
+    pub async fn asked_to_stop(self: Arc<Self>) {
+        let mut listener = Listener::new(self);
+        std::future::poll_fn(|cx| listener.poll(cx, |asked| asked.cancelled.then_some(()))).await;
     }
 
     /// Whether it was asked to stop.
@@ -306,11 +342,18 @@ pub fn cancellation() -> Option<Error> {
     Some(Error::Cancelled { task: execution.name.to_string() })
 }
 
-/// Waits until the running task is asked to stop; for ever outside of a task.
+/// Waits until the running task is asked to stop; for ever outside of a task. An asynchronous task is polled once more then.
 pub async fn cancelled() {
+    struct Awaiting<'a>(&'a Execution);
+    impl Drop for Awaiting<'_> {
+        fn drop(&mut self) {
+            self.0.asked.lock().awaiting_that -= 1;
+        }
+    }
     let Some(execution) = current() else { return std::future::pending().await };
-    let mut listener = Listener::new(execution);
-    std::future::poll_fn(|cx| listener.poll(cx, |asked| asked.cancelled.then_some(()))).await;
+    execution.asked.lock().awaiting_that += 1;
+    let _awaiting = Awaiting(&execution);
+    execution.clone().asked_to_stop().await;
 }
 
 /// The running task.

@@ -304,10 +304,13 @@ impl Process {
     }
 
     /// Tells a task or call that it is to stop, by `tell`, and cancels what it has submitted here so far. What it submits when it has heard,
-    /// to leave things in order, is carried out; and whoever sees that something is cancelled that it has submitted sees that it is itself.
+    /// to leave things in order, is carried out, also where it is told again; and whoever sees that something is cancelled that it has submitted
+    /// sees that it is itself.
     pub fn cancel_with_children(&self, execution: &Execution, tell: impl FnOnce(&Execution)) {
-        let before = self.owner.next_number();
+        let before = execution.is_told(|| self.owner.next_number());
         tell(execution);
-        self.owner.cancel_children(execution.task, before);
+        if let Some(before) = before {
+            self.owner.cancel_children(execution.task, before);
+        }
     }
 }

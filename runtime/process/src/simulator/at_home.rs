@@ -140,7 +140,7 @@ impl Process {
 
     /// A task that runs at home was cancelled by force. It is asked to stop, and may take a while.
     pub(super) fn give_up_at_home(&self, execution: &Rc<Execution>, shared: &Shared) {
-        self.owner.cancel_children(execution.spec.id, self.owner.next_number());
+        execution.cancels_children(&self.owner);
         shared.report.borrow_mut().given_up += 1;
         execution.is_given_up.set(true);
         execution.is_disowned.set(true);

@@ -23,6 +23,7 @@ use super::planned::Planned;
 use super::process::Process;
 use super::side::{Said, Stewards};
 use super::{Config, Report};
+use crate::owner::Owner;
 use crate::owner::object::Handle;
 use crate::work::{Place, Waiter, Waits};
 
@@ -44,13 +45,15 @@ pub(super) struct Execution {
     pub number: Number,
     pub spec: Arc<TaskSpec>,
     pub lease: Option<LeaseId>,
-    pub actor: Option<ActorId>,
+    pub place: Option<Place>,
     pub began: u64,
     /// Its task, in words.
     pub name: String,
     /// Whether it runs in the process of the task that submitted it.
     pub is_at_home: bool,
     pub is_cancelled: Cell<bool>,
+    /// Whether what it had submitted then was cancelled.
+    pub is_told: Cell<bool>,
     /// Whether its program has begun: its arguments are here.
     pub has_begun: Cell<bool>,
     /// When it hears that it is to stop: what computes does not look all the time.
@@ -236,7 +239,7 @@ impl Execution {
         is_at_home: bool,
     ) -> Execution {
         let name = spec.id.to_string();
-        let (is_cancelled, has_begun, hears_at, is_disowned, is_given_up, waits) = Default::default();
+        let (is_cancelled, is_told, has_begun, hears_at, is_disowned, is_given_up, waits) = Default::default();
         Execution {
             number,
             spec,
@@ -246,6 +249,7 @@ impl Execution {
             name,
             is_at_home,
             is_cancelled,
+            is_told,
             has_begun,
             hears_at,
             is_disowned,
@@ -257,6 +261,13 @@ impl Execution {
     /// As the head is told of it.
     pub(super) fn waiter(&self) -> Waiter<'_> {
         Waiter { task: self.spec.id, name: &self.name, place: self.place.as_ref(), lease: self.lease }
+    }
+
+    /// Cancels what it has submitted so far, when it is told to stop for the first time.
+    pub(super) fn cancels_children(&self, owner: &Owner) {
+        if !self.is_told.replace(true) {
+            owner.cancel_children(self.spec.id, owner.next_number());
+        }
     }
 
     /// It is to stop.

@@ -262,7 +262,7 @@ impl Process {
                 queue.killed_at = Some(shared.now() + FORCED_LIMIT);
             }
             Cancelled::Running(execution) => {
-                self.owner.cancel_children(task, self.owner.next_number());
+                execution.cancels_children(&self.owner);
                 execution.cancel(shared);
             }
         }
@@ -272,7 +272,7 @@ impl Process {
     pub(super) fn peer_lost(&self, peer: ProcessId, shared: &Shared) {
         let running = self.queue.borrow_mut().work.peer_lost(peer);
         for execution in running {
-            self.owner.cancel_children(execution.spec.id, self.owner.next_number());
+            execution.cancels_children(&self.owner);
             execution.is_disowned.set(true);
             execution.cancel(shared);
         }

@@ -41,6 +41,10 @@ fn leased() -> Queue<u32> {
 }
 
 fn actor() -> Queue<u32> {
+    actor_that_runs(2)
+}
+
+fn actor_that_runs(max_concurrency: u32) -> Queue<u32> {
     let mut queue = Queue::default();
     let owner = Address { process: OWNER, machine: MachineId(1), unix: String::new(), tcp: None, steward: None };
     let spec = ActorSpec {
@@ -52,7 +56,7 @@ fn actor() -> Queue<u32> {
         placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
         holds: ResourceSet::default(),
         max_restarts: 0,
-        max_concurrency: 2,
+        max_concurrency,
         max_task_retries: 0,
         max_pending_calls: None,
         groups: [("io".to_owned(), 2)].into(),
@@ -308,9 +312,8 @@ fn calls_of_another_life_and_of_unknown_groups_are_refused_and_the_others_taken(
 
 /// An actor that may run so many calls at a time, and so many calls that wait.
 fn crowd(most: u32, calls: u64) -> Queue<u32> {
-    let mut queue = actor();
+    let mut queue = actor_that_runs(most);
     assert_eq!(next(&mut queue, None), Some(0));
-    queue.groups.get_mut(DEFAULT_GROUP).unwrap().most = most;
     queue.add_calls(ACTOR, tasks(1..=calls)).ok();
     queue
 }

@@ -49,6 +49,8 @@ pub(crate) struct Waits {
     changed: bool,
     /// Whether somebody will tell it.
     is_told_later: bool,
+    /// It waits for the consumer of its stream, and others run in its place: what else it waits for holds up nobody.
+    is_paused: bool,
     /// The execution has ended: it waits for nothing, whatever it has left behind.
     is_over: bool,
 }
@@ -144,6 +146,13 @@ impl Waits {
         }
     }
 
+    /// It begins to wait for the consumer of its stream, or goes on: what the head is told.
+    pub(crate) fn pauses(&mut self, of: &Waiter<'_>, pauses: bool) -> Option<HeadMessage> {
+        self.is_paused = pauses;
+        let is_news = self.count > 0 && self.is_told;
+        is_news.then(|| HeadMessage::Waiting { lease: None, wait: self.describe(of) })
+    }
+
     /// What the head is told that does not know of it any more.
     pub(crate) fn told_anew(&self, of: &Waiter<'_>) -> Option<HeadMessage> {
         (self.count > 0 && self.is_told).then(|| self.told(of))
@@ -189,7 +198,8 @@ impl Waits {
 
     fn describe(&self, of: &Waiter<'_>) -> Wait {
         let callee = |call: &Producer| Callee { actor: call.actor, group: call.group.into() };
-        let on = self.on.iter().take(TOLD).map(|(task, (_, producer))| (*task, producer.as_ref().map(callee)));
+        let most = if self.is_paused { 0 } else { TOLD };
+        let on = self.on.iter().take(most).map(|(task, (_, producer))| (*task, producer.as_ref().map(callee)));
         let within = of.place.map(|place| Within {
             actor: place.actor,
             group: place.group.clone(),
@@ -238,6 +248,24 @@ mod tests {
         assert!(matches!(waits.remove(&waiter, &[(task(1), None)], false, after(20)), Left::Some(false)));
         assert_eq!(waits.waited(after(30)), Duration::from_millis(10));
         assert!(waits.end(&waiter, after(40)).is_none());
+    }
+
+    #[test]
+    fn what_a_paused_stream_waits_for_beside_its_consumer_holds_up_nobody() {
+        let task = |seq| TaskId { owner: ProcessId(1), seq };
+        let waiter = Waiter { task: task(0), name: "items", place: None, lease: None };
+        let now = Instant::now();
+        let mut waits = Waits::default();
+        let told = |message: Option<HeadMessage>| match message {
+            Some(HeadMessage::Waiting { wait, .. }) => Some(wait.on.len()),
+            _ => None,
+        };
+        assert_eq!(told(waits.pauses(&waiter, true)), None);
+        assert_eq!(told(waits.pauses(&waiter, false)), None);
+        waits.add(&[(task(1), None)], false, now);
+        waits.begun(&waiter, false);
+        assert_eq!(told(waits.pauses(&waiter, true)), Some(0));
+        assert_eq!(told(waits.pauses(&waiter, false)), Some(1));
     }
 
     #[test]
