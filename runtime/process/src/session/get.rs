@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -16,7 +16,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{ActorId, NodeId, ObjectId};
 
-use crate::context;
+use crate::context::{self, GivesWay};
 use crate::owner::Owner;
 use crate::owner::object::Handle;
 use crate::owner::waiters::Place;
@@ -80,6 +80,7 @@ pub struct ValueFuture {
     /// While it is awaited. Whoever awaits several sees to that itself.
     waiting: Option<Waiting>,
     is_among_others: bool,
+    gives_way: GivesWay,
 }
 
 impl Future for ValueFuture {
@@ -96,6 +97,13 @@ impl Future for ValueFuture {
                         Poll::Ready(value) => value,
                         Poll::Pending => return this.wait(cx).map(Err),
                     };
+                    // A task of the running one that was cancelled with that.
+                    if let ObjectValue::Failed(error) = &value
+                        && matches!(**error, Error::Cancelled { .. })
+                        && context::is_cancelled()
+                    {
+                        ready!(this.gives_way.poll(cx));
+                    }
                     this.waiting = None;
                     match value {
                         ObjectValue::Inline(packed) => {
@@ -132,8 +140,15 @@ impl Future for ValueFuture {
 impl ValueFuture {
     /// Waits for a value and brings it into reach of this process.
     pub fn new(handle: &Handle) -> ValueFuture {
-        let handle = Some(handle.clone());
-        ValueFuture { handle, place: None, stage: Stage::Waiting, waiting: None, is_among_others: false }
+        let (place, waiting, gives_way) = Default::default();
+        ValueFuture {
+            handle: Some(handle.clone()),
+            place,
+            stage: Stage::Waiting,
+            waiting,
+            is_among_others: false,
+            gives_way,
+        }
     }
 
     /// As [`ValueFuture::new`], for one that awaits others beside it, and keeps a [`Waiting`] itself while it does.
