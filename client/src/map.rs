@@ -209,7 +209,7 @@ where
     /// itself this is the end, since it may pass over errors.
     fn interrupt(&mut self, error: Error) -> Poll<Option<Result<T>>> {
         let is_first = self.interrupted != current_task();
-        (self.interrupted, self.gives_way) = (current_task(), GivesWay::default());
+        self.interrupted = current_task();
         Poll::Ready(is_first.then_some(Err(error)))
     }
 }

@@ -447,15 +447,24 @@ async fn stoppable<F: Future + Unpin>(
     let mut cancelled = pin!(execution.clone().asked_to_stop());
     let ended = std::future::poll_fn(|cx| {
         let Some(future) = &mut future else { return Poll::Pending };
+        let stopped = || Poll::Ready(Err(Error::Cancelled { task: execution.name.to_string() }));
         if execution.is_to_be_dropped() {
-            return Poll::Ready(Err(Error::Cancelled { task: execution.name.to_string() }));
+            return stopped();
         }
+        let is_last = execution.is_cancelled();
         match catch_unwind(AssertUnwindSafe(|| by(&mut || future.poll_unpin(cx)))) {
             Ok(Poll::Ready(done)) => return Poll::Ready(Ok(done)),
             Ok(Poll::Pending) => {}
             Err(payload) => return Poll::Ready(Err(panicked(&execution.name, &*payload))),
         }
-        cancelled.as_mut().poll(cx).map(|()| Err(Error::Cancelled { task: execution.name.to_string() }))
+        if is_last || cancelled.as_mut().poll(cx).is_ready() && execution.is_to_be_dropped() {
+            return stopped();
+        }
+        if execution.is_cancelled() {
+            // It was asked while it was polled, and part of it waits for that.
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
     })
     .await;
     let dropped = caught(&execution.name, || {

@@ -25,8 +25,10 @@ use crate::work::{On, Place, Waiter, Waits};
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
     static IS_WITHOUT_PARENT: Cell<bool> = const { Cell::new(false) };
-    /// Whether what is polled on this thread is dropped if its execution was asked to stop.
-    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
+    /// The poll on this thread of what is dropped if its execution was asked to stop; 0 outside of one.
+    static GUARDED: Cell<u64> = const { Cell::new(0) };
+    /// The last one.
+    static LATEST: Cell<u64> = const { Cell::new(0) };
 }
 
 /// One run of a task or an actor call in a worker process.
@@ -274,14 +276,16 @@ impl Interrupt for Execution {
 }
 
 /// An asynchronous execution that was asked to stop is dropped where it waits: one that goes on after each error would never come to an
-/// end. So whatever tells that it was gives way before, once: where another runtime is between, it is polled again.
+/// end. So whatever tells that it was gives way before. Where another runtime is between, it is polled again at once, and tells. Remembers the poll
+/// in which it gave way last.
 #[derive(Default)]
-pub struct GivesWay(bool);
+pub struct GivesWay(u64);
 
 impl GivesWay {
     /// Pending once, if what is polled here is dropped then.
     pub fn poll(&mut self, cx: &Context<'_>) -> Poll<()> {
-        if !IS_GUARDED.get() || is_blocked() || std::mem::replace(&mut self.0, true) {
+        let guarded = GUARDED.get();
+        if guarded == 0 || is_blocked() || std::mem::replace(&mut self.0, guarded) == guarded {
             return Poll::Ready(());
         }
         cx.waker().wake_by_ref();
@@ -291,13 +295,14 @@ impl GivesWay {
 
 /// Polls what is dropped if its execution was asked to stop.
 pub fn guarded<R>(poll: impl FnOnce() -> R) -> R {
-    struct Before(bool);
+    struct Before(u64);
     impl Drop for Before {
         fn drop(&mut self) {
-            IS_GUARDED.set(self.0);
+            GUARDED.set(self.0);
         }
     }
-    let _before = Before(IS_GUARDED.replace(true));
+    LATEST.set(LATEST.get() + 1);
+    let _before = Before(GUARDED.replace(LATEST.get()));
     poll()
 }
 
