@@ -30,7 +30,7 @@ pub fn is_cancelled() -> bool {
 }
 
 /// Waits until the running task is asked to stop; for ever outside of a task. What an asynchronous task does then must not wait: the task
-/// is dropped at its next `.await` that has to.
+/// is dropped at its next `.await` that has to, and so is a stream that waits for its consumer.
 ///
 /// ```
 /// #[wingbeat::remote]

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{Local, Started};
-use futures::FutureExt;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use wingbeat::{Error, ObjectRef, Result};
 
 /// Only what hangs takes so long.
@@ -123,6 +124,17 @@ async fn stops_by_itself(started: PathBuf) -> u64 {
         () = wingbeat::cancelled() => 7,
         never = asleep::remote(started).get() => never.unwrap(),
     }
+}
+
+/// What waits for its cancellation is polled last, of several in a collection.
+#[wingbeat::remote]
+async fn stops_by_itself_among_others(started: Vec<PathBuf>, stopped: PathBuf) {
+    let mut all = FuturesUnordered::new();
+    for started in started {
+        all.push(asleep::remote(started).get().map(drop).boxed());
+    }
+    all.push(wingbeat::cancelled().map(move |()| std::fs::write(stopped, "").unwrap()).boxed());
+    while all.next().await.is_some() {}
 }
 
 #[wingbeat::remote]
@@ -496,5 +508,23 @@ fn an_asynchronous_task_that_waits_for_its_cancellation_ends_by_itself() {
         wait_for(&started);
         task.cancel();
         assert_eq!(task.get_timeout_blocking(LIMIT).unwrap(), 7, "the {number}th time");
+    }
+}
+
+#[test]
+fn what_waits_for_the_cancellation_of_its_task_hears_of_it_beside_others() {
+    let _local = Local::start(4);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |number: u32, name: &str| folder.path().join(format!("{number} {name}"));
+    for number in 0..20 {
+        let started = ["a", "b", "c"].map(|name| file(number, name)).to_vec();
+        let stopped = file(number, "stopped");
+        let task = stops_by_itself_among_others::remote(started.clone(), stopped.clone());
+        started.iter().for_each(|started| wait_for(started));
+        task.cancel();
+        wait_for(&stopped);
+        // It has ended or was dropped.
+        let ended = task.get_timeout_blocking(LIMIT);
+        assert!(matches!(ended, Ok(()) | Err(Error::Cancelled { .. })), "{ended:?}");
     }
 }

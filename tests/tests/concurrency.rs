@@ -7,9 +7,10 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::Local;
+use futures::{Stream, StreamExt, stream};
 use wingbeat::{Error, ObjectRef, get_all_blocking};
 
 /// Only something that hangs takes so long.
@@ -122,6 +123,33 @@ impl Grouped {
     }
 }
 
+struct Relay;
+
+#[wingbeat::actor(concurrency_groups(one = 1))]
+impl Relay {
+    fn new() -> Self {
+        Relay
+    }
+    /// The last item comes from a call that begins in its place, while its consumer takes nothing.
+    #[method(group = "one")]
+    fn items(&self, begun: PathBuf, gate: PathBuf) -> impl Stream<Item = Result<u32, Error>> + use<> {
+        let slow = wingbeat::current_handle::<RelayHandle>().map(|relay| relay.slow(begun, gate));
+        let last = stream::once(async move { slow?.get().await });
+        stream::iter((0..ITEMS).map(Ok)).chain(last)
+    }
+    #[method(group = "one")]
+    async fn slow(&self, begun: PathBuf, gate: PathBuf) -> u32 {
+        File::create(begun).unwrap();
+        while !gate.exists() {
+            tokio::task::yield_now().await;
+        }
+        7
+    }
+}
+
+/// More than a stream is ahead of its consumer.
+const ITEMS: u32 = 100;
+
 struct Serial;
 
 #[wingbeat::actor]
@@ -205,6 +233,27 @@ fn a_call_that_waits_for_one_of_its_own_full_group_is_told_of_the_circle() {
     let _local = Local::start(1);
     let error = Grouped::remote().asks_its_own_group().get_timeout_blocking(LIMIT).unwrap_err();
     assert!(error.to_string().contains("deadlock"), "{error}");
+}
+
+#[test]
+fn a_stream_that_waits_for_what_began_in_its_place_is_in_no_circle() {
+    let _local = Local::start(1);
+    let folder = tempfile::tempdir().unwrap();
+    let [begun, gate] = ["begun", "gate"].map(|name| folder.path().join(name));
+    let mut items = Relay::remote().items(begun.clone(), gate.clone());
+    let since = Instant::now();
+    while !begun.exists() {
+        assert!(since.elapsed() < LIMIT, "nothing began in its place");
+        std::thread::yield_now();
+    }
+    for number in 0..ITEMS {
+        assert_eq!(items.next_blocking().unwrap().unwrap(), number);
+    }
+    // A circle is believed after a fifth of a second.
+    let late = wingbeat::block_on(items.next_timeout(Duration::from_secs(2)));
+    assert!(matches!(late, Some(Err(Error::TimedOut { .. }))), "{late:?}");
+    File::create(gate).unwrap();
+    assert_eq!(wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap(), 7);
 }
 
 #[test]

@@ -279,12 +279,13 @@ impl Queue {
     }
 
     /// A call begins to wait for the consumer of its stream, or goes on; `beside`: what else its thread has under way, which may take long.
-    pub(crate) fn pauses(&self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) {
+    pub(crate) fn pauses(&self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) -> u32 {
         let mut state = self.state.lock();
-        state.work.pauses(call, pauses, beside);
+        let beyond = state.work.pauses(call, pauses, beside);
         let takers = state.wanted(work::group_of(call));
         drop(state);
         takers.into_iter().for_each(Waker::wake);
+        beyond
     }
 
     /// Has every thread look again.

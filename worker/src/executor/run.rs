@@ -33,6 +33,9 @@ const PROMPT: Duration = Duration::from_millis(10);
 /// Frames of a backtrace that are shown: user code is near the top.
 const FRAMES: usize = 24;
 
+/// How often an asynchronous task is polled, when it was cancelled, for what waits for that to hear of it: a collection of futures polls some of them each time.
+const POLLS_TO_HEAR: u32 = 64;
+
 thread_local! {
     /// What the panic hook saw on this thread.
     static PANIC: RefCell<Option<(String, String)>> = const { RefCell::new(None) };
@@ -368,8 +371,10 @@ impl<'a> Call<'a> {
             false => ThreadCalls { counted, paused: paused - 1 },
         };
         if self.execution.place.is_some() {
-            self.execution.pauses(pauses);
-            self.queue.pauses(&self.spec, pauses, beside);
+            let beyond = self.queue.pauses(&self.spec, pauses, beside);
+            if !pauses {
+                self.execution.goes_on(beyond);
+            }
         }
         self.thread.set(match pauses {
             true => ThreadCalls { paused: beside.paused + 1, ..beside },
@@ -380,6 +385,9 @@ impl<'a> Call<'a> {
     async fn room(&self, credit: &Credit, index: u32, ahead: u32) {
         let mut room = pin!(credit.for_item(index, ahead));
         if tokio::time::timeout(PROMPT, &mut room).await.is_err() {
+            if self.execution.place.is_some() {
+                self.execution.pauses();
+            }
             // The consumer may itself wait for a task that needs the CPU.
             let waiting = self.execution.waits_for_others();
             room.await;
@@ -437,31 +445,33 @@ async fn guarded<F: Future + Unpin>(execution: &Arc<Execution>, future: F) -> Re
     stoppable(execution, future, |poll| context::guarded(poll)).await
 }
 
-/// As [`guarded`], polled by `by`.
+/// As [`guarded`], polled by `by`. What waits for the cancellation of its task hears of it before it is dropped.
 async fn stoppable<F: Future + Unpin>(
     execution: &Arc<Execution>,
     future: F,
     by: impl Fn(&mut dyn FnMut() -> Poll<F::Output>) -> Poll<F::Output>,
 ) -> Result<F::Output, Error> {
     let mut future = Some(future);
-    let mut cancelled = pin!(execution.clone().asked_to_stop());
+    let mut all_know = pin!(execution.clone().all_know_that_it_stops());
+    let (mut do_know, mut polls_left) = (false, POLLS_TO_HEAR);
     let ended = std::future::poll_fn(|cx| {
         let Some(future) = &mut future else { return Poll::Pending };
         let stopped = || Poll::Ready(Err(Error::Cancelled { task: execution.name.to_string() }));
         if execution.is_to_be_dropped() {
             return stopped();
         }
-        let is_last = execution.is_cancelled();
         match catch_unwind(AssertUnwindSafe(|| by(&mut || future.poll_unpin(cx)))) {
             Ok(Poll::Ready(done)) => return Poll::Ready(Ok(done)),
             Ok(Poll::Pending) => {}
             Err(payload) => return Poll::Ready(Err(panicked(&execution.name, &*payload))),
         }
-        if is_last || cancelled.as_mut().poll(cx).is_ready() && execution.is_to_be_dropped() {
+        do_know = do_know || all_know.as_mut().poll(cx).is_ready();
+        if execution.is_to_be_dropped() || do_know && polls_left == 0 {
             return stopped();
         }
-        if execution.is_cancelled() {
-            // It was asked while it was polled, and part of it waits for that.
+        if do_know {
+            // A part of it waits for that, and others may be polled before.
+            polls_left -= 1;
             cx.waker().wake_by_ref();
         }
         Poll::Pending

@@ -6,12 +6,14 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::{ActorId, LeaseId, TaskId};
+use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::spin::Working;
 
 use crate::session::actor::ActorHandle;
@@ -49,6 +51,8 @@ pub struct Execution {
     pub session: Session,
     /// What it waits for.
     pub(crate) waits: Mutex<Waits>,
+    /// Whether anything was submitted that is cancelled with it.
+    has_submitted: AtomicBool,
     asked: Mutex<Requests>,
 }
 
@@ -57,7 +61,9 @@ struct Requests {
     cancelled: bool,
     /// If it is, tasks with lower numbers were submitted before that.
     before: Option<u64>,
-    /// How many futures wait for its being asked to stop, which are polled once then.
+    /// Whether all who listened then were woken.
+    all_were_woken: bool,
+    /// How many futures wait for its being asked to stop, which hear of it before they are dropped.
     awaiting_that: usize,
     /// Contact with its caller was lost, which counts it as failed.
     disowned: bool,
@@ -136,27 +142,43 @@ impl Execution {
         lease: Option<LeaseId>,
         session: Session,
     ) -> Arc<Self> {
-        let (waits, asked) = (Mutex::default(), Mutex::default());
-        Arc::new(Execution { task, attempt, name, place, lease, at_home: false, session, waits, asked })
+        Execution::begun((task, attempt), name, session, |execution| {
+            (execution.place, execution.lease) = (place, lease)
+        })
     }
 
     /// A run of a task of this process that begins now, while the one that submitted it waits.
     pub fn at_home((task, attempt): (TaskId, u32), name: Cow<'static, str>, session: Session) -> Arc<Self> {
-        let (waits, asked) = (Mutex::default(), Mutex::default());
-        Arc::new(Execution { task, attempt, name, place: None, lease: None, at_home: true, session, waits, asked })
+        Execution::begun((task, attempt), name, session, |execution| execution.at_home = true)
     }
 
-    /// It is about to be asked to stop. If that is the first time, what `next` answers: what it has submitted has lower numbers.
-    pub(crate) fn is_told(&self, next: impl FnOnce() -> u64) -> Option<u64> {
+    fn begun(
+        (task, attempt): (TaskId, u32),
+        name: Cow<'static, str>,
+        session: Session,
+        is: impl FnOnce(&mut Execution),
+    ) -> Arc<Self> {
+        let (place, lease, at_home, waits, has_submitted, asked) = Default::default();
+        let mut execution =
+            Execution { task, attempt, name, place, lease, at_home, session, waits, has_submitted, asked };
+        is(&mut execution);
+        Arc::new(execution)
+    }
+
+    /// It is about to be asked to stop. If that is the first time, and it has submitted something, what `next` answers: that has lower numbers.
+    pub(crate) fn first_told(&self, next: impl FnOnce() -> u64) -> Option<u64> {
         let mut asked = self.asked.lock();
         let is_first = asked.before.is_none();
-        is_first.then(|| *asked.before.insert(next()))
+        let before = is_first.then(|| *asked.before.insert(next()));
+        before.filter(|_| self.has_submitted.load(Ordering::Acquire))
     }
 
     /// It has ended, and so has whatever it waits for. For how long it has waited for others.
     pub fn end(&self) -> Duration {
         let told = self.asked.lock().before;
-        if let Some(before) = told {
+        if let Some(before) = told
+            && self.has_submitted.load(Ordering::Acquire)
+        {
             // What had a number when it was asked to stop, and was not submitted yet, is there now.
             self.session.owner().cancel_children(self.task, before);
         }
@@ -201,18 +223,27 @@ impl Execution {
         asked.cancelled && asked.awaiting_that == 0
     }
 
-    /// What it waits for is as nothing while it waits for the consumer of its stream, and others run in its place.
-    pub fn pauses(&self, pauses: bool) {
+    /// It waits for the consumer of its stream, and others run in its place: what else it waits for holds up none of those.
+    pub fn pauses(&self) {
+        self.waits_at_the_head(|waits, waiter| waits.pauses(waiter));
+    }
+
+    /// It goes on; so many calls run beyond those that may.
+    pub fn goes_on(&self, beyond: u32) {
+        self.waits_at_the_head(|waits, waiter| waits.goes_on(waiter, beyond));
+    }
+
+    fn waits_at_the_head(&self, change: impl FnOnce(&mut Waits, &Waiter<'_>) -> Option<HeadMessage>) {
         let mut waits = self.waits.lock();
-        if let Some(message) = waits.pauses(&self.waiter(), pauses) {
+        if let Some(message) = change(&mut waits, &self.waiter()) {
             self.session.process().tell_head(message);
         }
     }
 
-    /// Ready when it was asked to stop.
-    pub async fn asked_to_stop(self: Arc<Self>) {
+    /// Ready when it was asked to stop, and all who listen know.
+    pub async fn all_know_that_it_stops(self: Arc<Self>) {
         let mut listener = Listener::new(self);
-        std::future::poll_fn(|cx| listener.poll(cx, |asked| asked.cancelled.then_some(()))).await;
+        std::future::poll_fn(|cx| listener.poll(cx, |asked| asked.all_were_woken.then_some(()))).await;
     }
 
     /// Whether it was asked to stop.
@@ -221,6 +252,11 @@ impl Execution {
     }
 
     fn tell(&self, change: impl FnOnce(&mut Requests)) {
+        self.wakes_all(change);
+        self.wakes_all(|asked| asked.all_were_woken = asked.cancelled);
+    }
+
+    fn wakes_all(&self, change: impl FnOnce(&mut Requests)) {
         let mut asked = self.asked.lock();
         change(&mut asked);
         let wakers = std::mem::take(&mut asked.wakers);
@@ -347,7 +383,7 @@ pub fn cancellation() -> Option<Error> {
     Some(Error::Cancelled { task: execution.name.to_string() })
 }
 
-/// Waits until the running task is asked to stop; for ever outside of a task. An asynchronous task is polled once more then.
+/// Waits until the running task is asked to stop; for ever outside of a task. An asynchronous one is polled until this has told it.
 pub async fn cancelled() {
     struct Awaiting<'a>(&'a Execution);
     impl Drop for Awaiting<'_> {
@@ -358,7 +394,8 @@ pub async fn cancelled() {
     let Some(execution) = current() else { return std::future::pending().await };
     execution.asked.lock().awaiting_that += 1;
     let _awaiting = Awaiting(&execution);
-    execution.clone().asked_to_stop().await;
+    let mut listener = Listener::new(execution.clone());
+    std::future::poll_fn(|cx| listener.poll(cx, |asked| asked.cancelled.then_some(()))).await;
 }
 
 /// The running task.
@@ -368,7 +405,12 @@ pub fn current_task() -> Option<TaskId> {
 
 /// The task to which what is submitted here belongs: it is cancelled with that.
 pub(crate) fn parent() -> Option<TaskId> {
-    if IS_WITHOUT_PARENT.get() { None } else { current_task() }
+    if IS_WITHOUT_PARENT.get() {
+        return None;
+    }
+    let execution = current()?;
+    execution.has_submitted.store(true, Ordering::Release);
+    Some(execution.task)
 }
 
 /// What `submit` submits belongs to no task: it outlives the running one.

@@ -78,14 +78,16 @@ pub struct Waiting {
 
 impl Waiting {
     /// Has the current execution wait for these objects while `kept` lives, if it does not wait already. Whoever keeps it may outlive the execution, and be
-    /// polled by the next one: then that waits.
+    /// polled by the next one, or blocking: then that waits.
     pub fn keep(kept: &mut Option<Waiting>, objects: &[&Handle]) {
         Waiting::keep_on(kept, || objects.iter().map(|handle| (handle.id().task, handle.producer())).collect());
     }
 
     /// As [`Waiting::keep`], for tasks.
     pub(crate) fn keep_on(kept: &mut Option<Waiting>, on: impl FnOnce() -> Vec<On>) {
-        if kept.as_ref().is_some_and(|waiting| context::is_current(waiting.listener.execution())) {
+        let goes_on =
+            |waiting: &Waiting| context::is_current(waiting.listener.execution()) && waiting.blocks == is_blocked();
+        if kept.as_ref().is_some_and(goes_on) {
             return;
         }
         *kept = None;

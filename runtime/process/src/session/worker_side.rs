@@ -307,7 +307,7 @@ impl Process {
     /// to leave things in order, is carried out, also where it is told again; and whoever sees that something is cancelled that it has submitted
     /// sees that it is itself.
     pub fn cancel_with_children(&self, execution: &Execution, tell: impl FnOnce(&Execution)) {
-        let before = execution.is_told(|| self.owner.next_number());
+        let before = execution.first_told(|| self.owner.next_number());
         tell(execution);
         if let Some(before) = before {
             self.owner.cancel_children(execution.task, before);

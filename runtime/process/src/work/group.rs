@@ -140,9 +140,14 @@ impl Group {
     }
 
     /// A call begins to wait for the consumer of its stream, and another one may run in its place, or it goes on; `beside`: what else its
-    /// thread has under way.
-    pub(super) fn pauses(&mut self, pauses: bool, beside: ThreadCalls) {
-        if pauses { self.counts_no_more(beside) } else { self.counts(beside) }
+    /// thread has under way. How many run beyond those that may, since they began in place of such calls.
+    pub(super) fn pauses(&mut self, pauses: bool, beside: ThreadCalls) -> u32 {
+        if pauses {
+            self.counts_no_more(beside)
+        } else {
+            self.counts(beside)
+        }
+        self.running.saturating_sub(self.most)
     }
 
     /// A thread has taken a call, or one of its calls goes on; `beside`: what else it has.

@@ -405,11 +405,9 @@ impl<R: Clone> Queue<R> {
     }
 
     /// A call begins to wait for the consumer of its stream, and another one may run in its place, or it goes on; `beside`: what else its
-    /// thread has under way.
-    pub fn pauses(&mut self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) {
-        if let Some(group) = self.groups.get_mut(group_of(call)) {
-            group.pauses(pauses, beside);
-        }
+    /// thread has under way. How many of its group run beyond those that may, since they began in place of such calls.
+    pub fn pauses(&mut self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) -> u32 {
+        self.groups.get_mut(group_of(call)).map_or(0, |group| group.pauses(pauses, beside))
     }
 
     /// A call that was taken out is done; `beside`: what else its thread has under way.

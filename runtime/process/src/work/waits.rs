@@ -51,6 +51,8 @@ pub(crate) struct Waits {
     is_told_later: bool,
     /// It waits for the consumer of its stream, and others run in its place: what else it waits for holds up nobody.
     is_paused: bool,
+    /// So many calls run beside it beyond those that may: they began in its place while it was paused, and end without its going on.
+    beyond: u32,
     /// The execution has ended: it waits for nothing, whatever it has left behind.
     is_over: bool,
 }
@@ -146,10 +148,21 @@ impl Waits {
         }
     }
 
-    /// It begins to wait for the consumer of its stream, or goes on: what the head is told.
-    pub(crate) fn pauses(&mut self, of: &Waiter<'_>, pauses: bool) -> Option<HeadMessage> {
-        self.is_paused = pauses;
-        let is_news = self.count > 0 && self.is_told;
+    /// It waits for the consumer of its stream: what the head is told.
+    pub(crate) fn pauses(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
+        self.changes_place(of, (true, 0))
+    }
+
+    /// It goes on, beside so many calls beyond those that may run: what the head is told. When they have ended, the head does not hear of that
+    /// before the next pause: a circle that is closed meanwhile is not found.
+    pub(crate) fn goes_on(&mut self, of: &Waiter<'_>, beyond: u32) -> Option<HeadMessage> {
+        self.changes_place(of, (false, beyond))
+    }
+
+    fn changes_place(&mut self, of: &Waiter<'_>, place: (bool, u32)) -> Option<HeadMessage> {
+        let before = (self.is_paused, self.beyond);
+        (self.is_paused, self.beyond) = place;
+        let is_news = before != place && self.count > 0 && self.is_told;
         is_news.then(|| HeadMessage::Waiting { lease: None, wait: self.describe(of) })
     }
 
@@ -203,7 +216,7 @@ impl Waits {
         let within = of.place.map(|place| Within {
             actor: place.actor,
             group: place.group.clone(),
-            room: if self.blocking > 0 { place.room.threads } else { place.room.calls },
+            room: self.beyond.saturating_add(if self.blocking > 0 { place.room.threads } else { place.room.calls }),
         });
         Wait { task: of.task, name: of.name.to_owned(), within, on: on.collect() }
     }
@@ -260,12 +273,25 @@ mod tests {
             Some(HeadMessage::Waiting { wait, .. }) => Some(wait.on.len()),
             _ => None,
         };
-        assert_eq!(told(waits.pauses(&waiter, true)), None);
-        assert_eq!(told(waits.pauses(&waiter, false)), None);
+        assert_eq!(told(waits.pauses(&waiter)), None);
+        assert_eq!(told(waits.goes_on(&waiter, 0)), None);
         waits.add(&[(task(1), None)], false, now);
         waits.begun(&waiter, false);
-        assert_eq!(told(waits.pauses(&waiter, true)), Some(0));
-        assert_eq!(told(waits.pauses(&waiter, false)), Some(1));
+        assert_eq!(told(waits.goes_on(&waiter, 0)), None, "that is no news");
+        assert_eq!(told(waits.pauses(&waiter)), Some(0));
+        assert_eq!(told(waits.goes_on(&waiter, 0)), Some(1));
+    }
+
+    #[test]
+    fn a_stream_that_goes_on_beside_what_began_in_its_place_leaves_its_group_room() {
+        let place = Place::of(ActorId(1), "io", 1);
+        let waiter =
+            Waiter { task: TaskId { owner: ProcessId(1), seq: 0 }, name: "items", place: Some(&place), lease: None };
+        let mut waits = Waits::default();
+        waits.goes_on(&waiter, 1);
+        waits.add(&[(TaskId { owner: ProcessId(1), seq: 1 }, None)], false, Instant::now());
+        let HeadMessage::Waiting { wait, .. } = waits.begun(&waiter, false) else { panic!("it waits") };
+        assert_eq!(wait.within.map(|within| within.room), Some(2));
     }
 
     #[test]
