@@ -128,12 +128,19 @@ async fn stops_by_itself(started: PathBuf) -> u64 {
 
 /// What waits for its cancellation is polled last, of several in a collection.
 #[wingbeat::remote]
-async fn stops_by_itself_among_others(started: Vec<PathBuf>, stopped: PathBuf) {
+async fn stops_by_itself_among_others(started: Vec<PathBuf>, waits: PathBuf, stopped: PathBuf) {
     let mut all = FuturesUnordered::new();
     for started in started {
         all.push(asleep::remote(started).get().map(drop).boxed());
     }
-    all.push(wingbeat::cancelled().map(move |()| std::fs::write(stopped, "").unwrap()).boxed());
+    let hears = async move {
+        let mut cancelled = std::pin::pin!(wingbeat::cancelled());
+        assert!(futures::poll!(&mut cancelled).is_pending());
+        std::fs::write(waits, "").unwrap();
+        cancelled.await;
+        std::fs::write(stopped, "").unwrap();
+    };
+    all.push(hears.boxed());
     while all.next().await.is_some() {}
 }
 
@@ -518,9 +525,9 @@ fn what_waits_for_the_cancellation_of_its_task_hears_of_it_beside_others() {
     let file = |number: u32, name: &str| folder.path().join(format!("{number} {name}"));
     for number in 0..20 {
         let started = ["a", "b", "c"].map(|name| file(number, name)).to_vec();
-        let stopped = file(number, "stopped");
-        let task = stops_by_itself_among_others::remote(started.clone(), stopped.clone());
-        started.iter().for_each(|started| wait_for(started));
+        let [waits, stopped] = ["waits", "stopped"].map(|name| file(number, name));
+        let task = stops_by_itself_among_others::remote(started.clone(), waits.clone(), stopped.clone());
+        started.iter().chain([&waits]).for_each(|begun| wait_for(begun));
         task.cancel();
         wait_for(&stopped);
         // It has ended or was dropped.
