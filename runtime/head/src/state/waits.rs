@@ -4,7 +4,7 @@
 //! concurrency group wait, or while the constructor does, so it waits for those. A circle in this graph never ends.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use wingbeat_core::{ActorId, LeaseId, ProcessId, TaskId};
 use wingbeat_net::messages::{Callee, HeadEvent, Wait, Within};
@@ -97,17 +97,30 @@ impl Waits {
         circles
     }
 
-    /// The circle through an execution: what it waits for there, and the members by name.
+    /// The shortest circle through an execution: what it waits for there, and the members by name.
     fn circle_of(&self, task: TaskId) -> Option<(TaskId, Vec<String>)> {
         let blocked = self.blocked_with(task)?;
-        let mut path = Vec::new();
-        let mut seen = BTreeSet::new();
-        if !self.circle(task, task, &blocked, &mut path, &mut seen) {
-            return None;
+        // By whom each was reached first.
+        let mut reached: BTreeMap<TaskId, TaskId> = BTreeMap::new();
+        let mut next = VecDeque::from([task]);
+        while let Some(from) = next.pop_front() {
+            for execution in self.blockers(from).into_iter().flat_map(|(_, executions)| executions) {
+                if blocked.contains(&execution) && !reached.contains_key(&execution) {
+                    reached.insert(execution, from);
+                    next.push_back(execution);
+                }
+            }
+            if reached.contains_key(&task) {
+                break;
+            }
         }
-        path.push(task);
-        let next = path.get(1)?;
-        let (on, _) = self.blockers(task).into_iter().find(|(_, executions)| executions.contains(next))?;
+        let back = std::iter::successors(Some(*reached.get(&task)?), |member| {
+            reached.get(member).copied().filter(|_| *member != task)
+        });
+        let mut path: Vec<TaskId> = std::iter::once(task).chain(back).collect();
+        path.reverse();
+        let second = path.get(1)?;
+        let (on, _) = self.blockers(task).into_iter().find(|(_, executions)| executions.contains(second))?;
         Some((on, path.iter().map(|task| self.name(*task)).collect()))
     }
 
@@ -195,29 +208,6 @@ impl Waits {
             }
         }
         blocked.contains(&task).then_some(blocked)
-    }
-
-    /// Whether `from` waits, through other blocked executions, for `target`.
-    fn circle(
-        &self,
-        from: TaskId,
-        target: TaskId,
-        blocked: &BTreeSet<TaskId>,
-        path: &mut Vec<TaskId>,
-        seen: &mut BTreeSet<TaskId>,
-    ) -> bool {
-        if !seen.insert(from) {
-            return false;
-        }
-        path.push(from);
-        let next = self.blockers(from).into_iter().flat_map(|(_, executions)| executions);
-        for next in next.filter(|next| blocked.contains(next)) {
-            if next == target || self.circle(next, target, blocked, path, seen) {
-                return true;
-            }
-        }
-        path.pop();
-        false
     }
 
     /// What `task` waits for, each with the executions of which at least one must go on first.
@@ -373,6 +363,18 @@ mod tests {
         assert_eq!(circles.iter().map(|circle| circle.task).collect::<Vec<_>>(), [task(3)]);
         waits.end(task(3));
         assert!(waits.circle_of(task(1)).is_none());
+    }
+
+    #[test]
+    fn of_many_that_wait_in_a_full_actor_each_is_told_of_itself_alone() {
+        let mut waits = Waits::default();
+        for seq in 1..=64 {
+            waits.begin(0, ProcessId(10), wait(seq, Some((100, 64)), &[(100 + seq, Some(100))]));
+        }
+        let circles = waits.confirmed(CONFIRM_AFTER);
+        let [circle] = &circles[..] else { panic!("{} circles", circles.len()) };
+        assert_eq!((circle.task, circle.on), (task(64), task(164)));
+        assert_eq!(circle.members, ["execution 64", "execution 64"]);
     }
 
     #[test]
