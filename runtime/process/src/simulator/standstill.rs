@@ -82,7 +82,7 @@ impl World {
             self.schedule(left, Happening::TermOver(node));
         } else {
             // It is given up while it cannot do anything, and ends when it can.
-            let after = LOST + self.shared.below(LOST);
+            let after = LOST + 1 + self.shared.below(LOST);
             self.stands_still(Still::Machine(node), after);
             self.schedule(LOST, Happening::GivenUp(node));
         }
