@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wingbeat_core::error::{Error, Result};
-use wingbeat_process::Session;
 use wingbeat_process::registry::{Finished, Item, Outgoing, OutputValues, Turn, application_error};
+use wingbeat_process::{Held, Session};
 
 pub use futures::StreamExt;
 pub use inventory;
@@ -138,11 +138,14 @@ impl<T: Send + 'static> Exclusive<T> {
     pub fn instance(value: T) -> Instance {
         Arc::new(Exclusive(Arc::new(tokio::sync::Mutex::new(value))))
     }
-    pub async fn read(&self) -> tokio::sync::MutexGuard<'_, T> {
-        self.0.lock().await
+    pub async fn read(&self) -> Held<tokio::sync::MutexGuard<'_, T>> {
+        self.write().await
     }
-    pub async fn write(&self) -> tokio::sync::MutexGuard<'_, T> {
-        self.0.lock().await
+    pub async fn write(&self) -> Held<tokio::sync::MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(state) => Held::new(state),
+            Err(_) => Held::after(self.0.lock()).await,
+        }
     }
     pub fn run_read(self: Arc<Self>, call: impl FnOnce(&T) -> Finished + Send + 'static) -> Running {
         self.run_write(|state| call(state))
@@ -150,12 +153,12 @@ impl<T: Send + 'static> Exclusive<T> {
     /// Runs a call that is not asynchronous. It waits for its turn without blocking the thread, which may be the one that
     /// the holder of the lock goes on with; the call itself runs outside of any runtime.
     pub fn run_write(self: Arc<Self>, call: impl FnOnce(&mut T) -> Finished + Send + 'static) -> Running {
-        if let Ok(mut state) = self.0.try_lock() {
-            return Running::Done(call(&mut state));
+        if let Ok(state) = self.0.try_lock() {
+            return Running::Done(call(&mut Held::new(state)));
         }
         let lock = self.0.clone().lock_owned();
         Running::Waiting(Box::pin(async move {
-            let mut state = lock.await;
+            let mut state = Held::after(lock).await;
             let turn: Turn = Box::new(move || call(&mut state));
             turn
         }))
@@ -169,32 +172,38 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn instance(value: T) -> Instance {
         Arc::new(Shared(Arc::new(tokio::sync::RwLock::new(value))))
     }
-    pub async fn read(&self) -> tokio::sync::RwLockReadGuard<'_, T> {
-        self.0.read().await
+    pub async fn read(&self) -> Held<tokio::sync::RwLockReadGuard<'_, T>> {
+        match self.0.try_read() {
+            Ok(state) => Held::new(state),
+            Err(_) => Held::after(self.0.read()).await,
+        }
     }
-    pub async fn write(&self) -> tokio::sync::RwLockWriteGuard<'_, T> {
-        self.0.write().await
+    pub async fn write(&self) -> Held<tokio::sync::RwLockWriteGuard<'_, T>> {
+        match self.0.try_write() {
+            Ok(state) => Held::new(state),
+            Err(_) => Held::after(self.0.write()).await,
+        }
     }
     /// As [`Exclusive::run_write`], beside other readers.
     pub fn run_read(self: Arc<Self>, call: impl FnOnce(&T) -> Finished + Send + 'static) -> Running {
         if let Ok(state) = self.0.try_read() {
-            return Running::Done(call(&state));
+            return Running::Done(call(&Held::new(state)));
         }
         let lock = self.0.clone().read_owned();
         Running::Waiting(Box::pin(async move {
-            let state = lock.await;
+            let state = Held::after(lock).await;
             let turn: Turn = Box::new(move || call(&state));
             turn
         }))
     }
     /// As [`Exclusive::run_write`].
     pub fn run_write(self: Arc<Self>, call: impl FnOnce(&mut T) -> Finished + Send + 'static) -> Running {
-        if let Ok(mut state) = self.0.try_write() {
-            return Running::Done(call(&mut state));
+        if let Ok(state) = self.0.try_write() {
+            return Running::Done(call(&mut Held::new(state)));
         }
         let lock = self.0.clone().write_owned();
         Running::Waiting(Box::pin(async move {
-            let mut state = lock.await;
+            let mut state = Held::after(lock).await;
             let turn: Turn = Box::new(move || call(&mut state));
             turn
         }))

@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -150,6 +150,51 @@ impl Relay {
 /// More than a stream is ahead of its consumer.
 const ITEMS: u32 = 100;
 
+/// Its calls wait for its other calls, which have the state to themselves or not.
+struct Ledger(u32);
+
+#[wingbeat::actor(max_concurrency = 8, concurrency_groups(other = 1))]
+impl Ledger {
+    fn new() -> Self {
+        Ledger(0)
+    }
+    fn reads_and_adds(&self) -> Result<u32, Error> {
+        wingbeat::current_handle::<LedgerHandle>()?.adds().get_blocking()
+    }
+    async fn reads_and_adds_elsewhere(&self) -> Result<u32, Error> {
+        wingbeat::current_handle::<LedgerHandle>()?.adds_in_other_group().get().await
+    }
+    fn adds_and_reads(&mut self) -> Result<u32, Error> {
+        self.0 += 1;
+        wingbeat::current_handle::<LedgerHandle>()?.reads().get_blocking()
+    }
+    async fn reads(&self) -> u32 {
+        self.0
+    }
+    fn adds(&mut self) -> u32 {
+        self.0 += 1;
+        self.0
+    }
+    #[method(group = "other")]
+    async fn adds_in_other_group(&mut self) -> u32 {
+        self.0 += 1;
+        self.0
+    }
+    /// Has the state while it waits for others.
+    fn adds_after(&mut self, begun: PathBuf, after: Vec<ObjectRef<u32>>) -> Result<u32, Error> {
+        File::create(begun).unwrap();
+        self.0 += after[0].get_blocking()?;
+        Ok(self.0)
+    }
+}
+
+/// Opens a pipe, which waits for its other end.
+#[wingbeat::remote]
+fn opens(gate: PathBuf) -> u32 {
+    drop(File::open(gate).unwrap());
+    10
+}
+
 struct Serial;
 
 #[wingbeat::actor]
@@ -158,6 +203,15 @@ impl Serial {
         Serial
     }
     fn hello(&self) {}
+}
+
+/// Returns when a file is there.
+fn there(file: &Path) {
+    let since = Instant::now();
+    while !file.exists() {
+        assert!(since.elapsed() < LIMIT, "{} was never made", file.display());
+        std::thread::yield_now();
+    }
 }
 
 fn meet(meeting: &MeetingHandle) -> Vec<ObjectRef<()>> {
@@ -236,16 +290,44 @@ fn a_call_that_waits_for_one_of_its_own_full_group_is_told_of_the_circle() {
 }
 
 #[test]
+fn a_call_that_waits_for_one_that_waits_for_its_state_is_told_of_the_circle() {
+    let _local = Local::start(1);
+    let ledger = Ledger::remote();
+    for call in [ledger.reads_and_adds(), ledger.reads_and_adds_elsewhere(), ledger.adds_and_reads()] {
+        let error = call.get_timeout_blocking(LIMIT).unwrap_err();
+        assert!(error.to_string().contains("deadlock"), "{error}");
+    }
+    // The error is that of the wait: what was waited for is carried out.
+    assert_eq!(ledger.adds().get_timeout_blocking(LIMIT).unwrap(), 4);
+}
+
+#[test]
+fn whoever_waits_for_the_state_of_an_actor_that_waits_for_others_is_in_no_circle() {
+    let _local = Local::start(2);
+    let folder = tempfile::tempdir().unwrap();
+    let [begun, gate] = ["begun", "gate"].map(|name| folder.path().join(name));
+    rustix::fs::mknodat(rustix::fs::CWD, &gate, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let ledger = Ledger::remote();
+    let first = ledger.adds_after(begun.clone(), vec![opens::remote(gate.clone())]);
+    there(&begun);
+    let rest: Vec<_> = (0..4).flat_map(|_| [ledger.reads(), ledger.adds()]).collect();
+    let error = rest[7].get_timeout_blocking(Duration::from_secs(2)).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    let _open = File::options().read(true).write(true).open(&gate).unwrap();
+    assert_eq!(first.get_timeout_blocking(LIMIT).unwrap(), 10);
+    for call in &rest {
+        call.get_timeout_blocking(LIMIT).unwrap();
+    }
+    assert_eq!(ledger.reads().get_timeout_blocking(LIMIT).unwrap(), 14);
+}
+
+#[test]
 fn a_stream_that_waits_for_what_began_in_its_place_is_in_no_circle() {
     let _local = Local::start(1);
     let folder = tempfile::tempdir().unwrap();
     let [begun, gate] = ["begun", "gate"].map(|name| folder.path().join(name));
     let mut items = Relay::remote().items(begun.clone(), gate.clone());
-    let since = Instant::now();
-    while !begun.exists() {
-        assert!(since.elapsed() < LIMIT, "nothing began in its place");
-        std::thread::yield_now();
-    }
+    there(&begun);
     for number in 0..ITEMS {
         assert_eq!(items.next_blocking().unwrap().unwrap(), number);
     }

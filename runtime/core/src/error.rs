@@ -167,7 +167,7 @@ pub enum Error {
         limit_ms: u64,
     },
     /// Executions wait for each other in a circle.
-    #[error("deadlock: {}; make one of the calls without waiting, or give the actor more concurrency", .cycle.join(" waits for "))]
+    #[error("deadlock: {}; make one of the calls without waiting, or let the actor run both (more concurrency, and `&self`)", .cycle.join(" waits for "))]
     Deadlock {
         /// The members of the circle, in order.
         cycle: Vec<String>,

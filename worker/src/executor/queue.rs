@@ -628,6 +628,11 @@ impl Executor for Queue {
         self.refuse_calls_of_one_that_exits(waiting, actor);
     }
 
+    fn holders_of_state(&self) -> Vec<TaskId> {
+        let state = self.state.lock();
+        state.work.running().filter(|execution| execution.has_state()).map(|execution| execution.task).collect()
+    }
+
     fn look_at_home(&self) -> bool {
         self.look_for_stuck_threads();
         self.may_be_stuck()

@@ -226,7 +226,7 @@ impl<'a> Call<'a> {
         let execution = &self.execution;
         match running {
             Running::Done(finished) => outside(|| self.pack(finished)).await,
-            Running::Waiting(turn) => match guarded(execution, turn).await {
+            Running::Waiting(turn) => match guarded(execution, execution.scope(turn)).await {
                 Ok(turn) => {
                     let run = || self.pack(caught(&execution.name, || execution.run(turn)));
                     outside(run).await

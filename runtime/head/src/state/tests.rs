@@ -405,7 +405,13 @@ impl Bench {
     }
 
     fn wait(&mut self, process: ProcessId, lease: LeaseId, seq: u64) {
-        let wait = Wait { task: TaskId { owner: process, seq }, name: "t".into(), within: None, on: Vec::new() };
+        let wait = Wait {
+            task: TaskId { owner: process, seq },
+            name: "t".into(),
+            within: None,
+            is_for_turn: false,
+            on: Vec::new(),
+        };
         self.says(process, HeadMessage::Waiting { lease: Some(lease), wait });
     }
 

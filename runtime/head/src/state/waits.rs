@@ -90,15 +90,26 @@ impl Waits {
         let mut circles = Vec::new();
         for task in due {
             self.suspects.remove(&task);
-            if let (Some((on, members)), Some((process, _))) = (self.circle_of(task), self.waits.get(&task)) {
-                circles.push(Circle { process: *process, task, on, members });
-            }
+            circles.extend(self.circle_of(task).and_then(|members| self.told(members)));
         }
         circles
     }
 
-    /// The shortest circle through an execution: what it waits for there, and the members by name.
-    fn circle_of(&self, task: TaskId) -> Option<(TaskId, Vec<String>)> {
+    /// The first of a circle that can be told that it waits in vain, as whoever waits for its turn cannot, and what it is told.
+    fn told(&self, mut circle: Vec<TaskId>) -> Option<Circle> {
+        let can_be_told = |task: &TaskId| self.waits.get(task).is_some_and(|(_, wait)| !wait.is_for_turn);
+        let first = circle.iter().position(can_be_told)?;
+        circle.rotate_left(first);
+        let task = circle[0];
+        let next = circle.get(1).copied().unwrap_or(task);
+        let (on, _) = self.blockers(task).into_iter().find(|(_, executions)| executions.contains(&next))?;
+        let (process, _) = self.waits.get(&task)?;
+        let members = circle.iter().chain([&task]).map(|task| self.name(*task)).collect();
+        Some(Circle { process: *process, task, on, members })
+    }
+
+    /// The shortest circle through an execution, which is its first.
+    fn circle_of(&self, task: TaskId) -> Option<Vec<TaskId>> {
         let blocked = self.blocked_with(task)?;
         // By whom each was reached first.
         let mut reached: BTreeMap<TaskId, TaskId> = BTreeMap::new();
@@ -117,11 +128,9 @@ impl Waits {
         let back = std::iter::successors(Some(*reached.get(&task)?), |member| {
             reached.get(member).copied().filter(|_| *member != task)
         });
-        let mut path: Vec<TaskId> = std::iter::once(task).chain(back).collect();
-        path.reverse();
-        let second = path.get(1)?;
-        let (on, _) = self.blockers(task).into_iter().find(|(_, executions)| executions.contains(second))?;
-        Some((on, path.iter().map(|task| self.name(*task)).collect()))
+        let mut circle: Vec<TaskId> = back.collect();
+        circle.reverse();
+        Some(circle)
     }
 
     pub(super) fn end(&mut self, task: TaskId) {
@@ -306,6 +315,7 @@ mod tests {
             task: task(seq),
             name: format!("execution {seq}"),
             within: actor.map(|(actor, room)| Within { actor: ActorId(actor), group: Some("".into()), room }),
+            is_for_turn: false,
             on: on.iter().map(|(seq, actor)| (task(*seq), actor.map(|actor| callee(actor, "")))).collect(),
         }
     }
@@ -319,7 +329,7 @@ mod tests {
         let within =
             Within { actor: ActorId(100), group: group.map(Into::into), room: if group.is_some() { 2 } else { 1 } };
         let on = vec![(task(on.0), Some(callee(100, on.1)))];
-        Wait { task: task(seq), name: format!("execution {seq}"), within: Some(within), on }
+        Wait { task: task(seq), name: format!("execution {seq}"), within: Some(within), is_for_turn: false, on }
     }
 
     #[test]
@@ -375,6 +385,18 @@ mod tests {
         let [circle] = &circles[..] else { panic!("{} circles", circles.len()) };
         assert_eq!((circle.task, circle.on), (task(64), task(164)));
         assert_eq!(circle.members, ["execution 64", "execution 64"]);
+    }
+
+    #[test]
+    fn of_a_circle_through_the_state_of_an_actor_whoever_holds_it_is_told() {
+        let mut waits = Waits::default();
+        // 1 has the state, and waits for 2, which waits for its turn.
+        assert!(!waits.begin(0, ProcessId(10), wait(1, Some((100, 8)), &[(2, Some(100))])));
+        assert!(waits.begin(0, ProcessId(10), Wait { is_for_turn: true, ..wait(2, Some((100, 8)), &[(1, None)]) }));
+        let circles = waits.confirmed(CONFIRM_AFTER);
+        let [circle] = &circles[..] else { panic!("{} circles", circles.len()) };
+        assert_eq!((circle.task, circle.on), (task(1), task(2)));
+        assert_eq!(circle.members, ["execution 1", "execution 2", "execution 1"]);
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct Wait {
     pub name: String,
     /// Where it runs, if in an actor.
     pub within: Option<Within>,
+    /// Whether it waits for its turn at the state of its actor, which these have: it cannot be told that it waits in vain.
+    pub is_for_turn: bool,
     /// The tasks whose results it waits for, and of each what it is a call of.
     pub on: Vec<(TaskId, Option<Callee>)>,
 }

@@ -53,6 +53,8 @@ pub struct Execution {
     pub(crate) waits: Mutex<Waits>,
     /// Whether anything was submitted that is cancelled with it.
     has_submitted: AtomicBool,
+    /// Whether it has the state of its actor, for itself or with others.
+    holds_state: AtomicBool,
     asked: Mutex<Requests>,
 }
 
@@ -158,9 +160,9 @@ impl Execution {
         session: Session,
         is: impl FnOnce(&mut Execution),
     ) -> Arc<Self> {
-        let (place, lease, at_home, waits, has_submitted, asked) = Default::default();
+        let (place, lease, at_home, waits, has_submitted, holds_state, asked) = Default::default();
         let mut execution =
-            Execution { task, attempt, name, place, lease, at_home, session, waits, has_submitted, asked };
+            Execution { task, attempt, name, place, lease, at_home, session, waits, has_submitted, holds_state, asked };
         is(&mut execution);
         Arc::new(execution)
     }
@@ -210,6 +212,16 @@ impl Execution {
     /// Contact with its caller was lost: it is to stop, and its result is nobody's.
     pub fn disown(&self) {
         self.tell(|asked| (asked.cancelled, asked.disowned) = (true, true));
+    }
+
+    /// It has the state of its actor, or no longer.
+    pub(crate) fn holds_state(&self, holds: bool) {
+        self.holds_state.store(holds, Ordering::Release);
+    }
+
+    /// Whether it has the state of its actor.
+    pub fn has_state(&self) -> bool {
+        self.holds_state.load(Ordering::Acquire)
     }
 
     /// Whether contact with its caller was lost, which counts it as failed.

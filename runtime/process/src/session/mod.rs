@@ -22,6 +22,7 @@ pub mod registry;
 pub(crate) mod session;
 pub(crate) mod stream;
 pub mod submit;
+pub(crate) mod turn;
 pub mod values;
 pub(crate) mod waiting;
 pub(crate) mod worker_side;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use wingbeat_core::TaskId;
 use wingbeat_core::error::Error;
 
 use crate::owner::object::Handle;
@@ -74,6 +75,8 @@ pub struct Waiting {
     on: Vec<On>,
     /// Whether the thread is blocked meanwhile.
     blocks: bool,
+    /// It waits for its turn at the state of its actor.
+    is_for_turn: bool,
 }
 
 impl Waiting {
@@ -96,6 +99,17 @@ impl Waiting {
 
     /// The current execution waits for these tasks; none outside of a task.
     pub(crate) fn begin(on: Vec<On>) -> Option<Waiting> {
+        Waiting::begin_as(on, false)
+    }
+
+    /// The current execution, which waits for nothing else, waits for its turn at the state that these have. It cannot be told that it does so in
+    /// vain.
+    pub(crate) fn for_turn(holders: &[TaskId]) -> Option<Waiting> {
+        let on = holders.iter().map(|task| (*task, None)).collect();
+        if holders.is_empty() { None } else { Waiting::begin_as(on, true) }
+    }
+
+    fn begin_as(on: Vec<On>, is_for_turn: bool) -> Option<Waiting> {
         let execution = context::current()?;
         let process = execution.session.process();
         process.attend();
@@ -105,6 +119,7 @@ impl Waiting {
             return None;
         }
         let blocks = is_blocked();
+        waits.is_for_turn |= is_for_turn;
         if waits.add(&on, blocks, Instant::now()) {
             process.wire.waits.insert(execution.task, execution.clone());
             if execution.at_home {
@@ -114,7 +129,8 @@ impl Waiting {
                 waits.begun_at_home();
                 process.look_at_waits();
             } else {
-                let goes_on = process.executor().is_some_and(|executor| executor.begin_wait());
+                // Who has the state uses the CPUs.
+                let goes_on = process.executor().is_some_and(|executor| executor.begin_wait()) || is_for_turn;
                 process.tell_head(waits.begun(&execution.waiter(), goes_on));
             }
         } else {
@@ -129,7 +145,7 @@ impl Waiting {
             }
         }
         drop(waits);
-        Some(Waiting { listener: Listener::new(execution), on, blocks })
+        Some(Waiting { listener: Listener::new(execution), on, blocks, is_for_turn })
     }
 
     /// Why it must end, if it must; otherwise `cx` is woken when it must.
@@ -143,6 +159,7 @@ impl Drop for Waiting {
         let execution = self.listener.execution();
         // Held while others are told, so that they hear of it in order.
         let mut waits = execution.waits.lock();
+        waits.is_for_turn &= !self.is_for_turn;
         match waits.remove(&execution.waiter(), &self.on, self.blocks, Instant::now()) {
             Left::Some(true) => tell_later(execution),
             left => execution.left(left),

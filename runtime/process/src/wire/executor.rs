@@ -33,6 +33,8 @@ pub trait Executor: Send + Sync {
     fn look_at_home(&self) -> bool;
     /// The actor that runs here has asked for its end: none of its calls begins any more, and those that wait fail ([`EXITS`]).
     fn exit_actor(&self, actor: ActorId);
+    /// Which of the calls that run here have the state of the actor.
+    fn holders_of_state(&self) -> Vec<TaskId>;
     /// Looks what the threads of this process do.
     fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>>;
 }

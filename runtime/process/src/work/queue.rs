@@ -395,6 +395,11 @@ impl<R: Clone> Queue<R> {
         (!early.is_empty()).then_some(force)
     }
 
+    /// What runs.
+    pub fn running(&self) -> impl Iterator<Item = &R> {
+        self.running.values()
+    }
+
     /// Nobody waits any more for a task that runs at home. False if it does not.
     fn gives_up(&mut self, task: TaskId) -> bool {
         let is_at_home = self.at_home.remove(&task).is_some();

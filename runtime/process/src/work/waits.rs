@@ -45,6 +45,8 @@ pub(crate) struct Waits {
     was_seen: bool,
     /// How many of them are for each task, and what it is a call of.
     on: BTreeMap<TaskId, (usize, Option<Producer>)>,
+    /// It waits for its turn at the state of its actor, and for nothing else.
+    pub(crate) is_for_turn: bool,
     /// Whether the head does not know all of this.
     changed: bool,
     /// Whether somebody will tell it.
@@ -218,7 +220,7 @@ impl Waits {
             group: place.group.clone(),
             room: self.beyond.saturating_add(if self.blocking > 0 { place.room.threads } else { place.room.calls }),
         });
-        Wait { task: of.task, name: of.name.to_owned(), within, on: on.collect() }
+        Wait { task: of.task, name: of.name.to_owned(), within, is_for_turn: self.is_for_turn, on: on.collect() }
     }
 
     /// Whether there is any.

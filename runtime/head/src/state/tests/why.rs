@@ -353,8 +353,13 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
     bench.demand(DRIVER, cpus(1.0).with("lic", amount(1.0)), 1);
     let lease = bench.ready()[0];
     let child = TaskId { owner: worker_of(lease), seq: 9 };
-    let wait =
-        Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "parent".into(), within: None, on: vec![(child, None)] };
+    let wait = Wait {
+        task: TaskId { owner: DRIVER, seq: 1 },
+        name: "parent".into(),
+        within: None,
+        is_for_turn: false,
+        on: vec![(child, None)],
+    };
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
     let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
     assert_says(&text, &["holds 1 lic for", &format!("parent waits for {child}"), "others use its CPUs meanwhile"]);
@@ -364,7 +369,8 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
     let class = class.strip_suffix(&format!(" ({})", ActorId(5))).unwrap();
     let callee = wingbeat_net::messages::Callee { actor: ActorId(5), group: "".into() };
     let on = vec![(child, Some(callee))];
-    let wait = Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "parent".into(), within: None, on };
+    let wait =
+        Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "parent".into(), within: None, is_for_turn: false, on };
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
     let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
     assert_says(&text, &[&format!("parent waits for {child} (a call of {class})")]);
@@ -377,8 +383,13 @@ fn what_waits_in_a_placement_group_keeps_its_bundle_from_what_it_waits_for() {
     bench.wants(DRIVER, inside(1, None, cpus(1.0)), 1);
     let lease = bench.ready()[0];
     let child = TaskId { owner: OTHER, seq: 9 };
-    let wait =
-        Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "train".into(), within: None, on: vec![(child, None)] };
+    let wait = Wait {
+        task: TaskId { owner: DRIVER, seq: 1 },
+        name: "train".into(),
+        within: None,
+        is_for_turn: false,
+        on: vec![(child, None)],
+    };
     bench.demand(OTHER, cpus(1.0), 1);
     let help = "leave room beside the group for what it waits for";
     assert!(!why_process(&mut bench, OTHER).contains(help));

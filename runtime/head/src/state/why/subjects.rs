@@ -25,7 +25,10 @@ impl State {
         });
         let on: Vec<String> = on.collect();
         let on = if on.is_empty() { NO_TASK.into() } else { first_of(on, "tasks").join(", ") };
-        format!("{} waits for {on}", wait.name)
+        match wait.is_for_turn {
+            true => format!("{} waits for its turn at the state of its actor, which {on} has", wait.name),
+            false => format!("{} waits for {on}", wait.name),
+        }
     }
 
     /// Goes on explaining a task on a lease.
