@@ -48,7 +48,11 @@ impl Group {
         let real = wingbeat_tests::binary().unwrap();
         let text =
             format!("#!/bin/sh\nif [ \"$1\" = worker ]; then\n{}fi\nexec {} \"$@\"\n", enter.concat(), real.display());
-        std::fs::write(&script, text).unwrap();
+        let written = dir.join("text");
+        std::fs::write(&written, text).unwrap();
+        // By a process of its own: what another test starts meanwhile would have it open for writing, and it could not be started.
+        let copied = std::process::Command::new("cp").arg(&written).arg(&script).status();
+        assert!(copied.unwrap().success());
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         script
     }

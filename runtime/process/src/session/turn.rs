@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{Either, select};
+use wingbeat_core::TaskId;
 
 use crate::session::context::{self, Execution};
 use crate::session::waiting::Waiting;
@@ -36,7 +37,7 @@ impl<G> Held<G> {
     /// The running call has the state when `lock` gives it.
     pub async fn after(lock: impl Future<Output = G>) -> Held<G> {
         let mut lock = pin!(lock);
-        let (mut waiting, mut after) = (None::<(_, Waiting)>, LOOKED_AFTER);
+        let (mut seen, mut waiting, mut after) = (Vec::new(), None::<(Vec<TaskId>, Waiting)>, LOOKED_AFTER);
         let state = loop {
             let Some(execution) = context::current() else { break lock.await };
             let process = execution.session.process();
@@ -45,10 +46,13 @@ impl<G> Held<G> {
                 Either::Right(_) => after = (after * 2).min(LOOKED_AT_LEAST),
             }
             let holders = process.executor().map(|executor| executor.holders_of_state()).unwrap_or_default();
-            if waiting.as_ref().is_none_or(|(known, _)| *known != holders) {
+            // Where each has the state for a moment, none is told of.
+            let stay: Vec<TaskId> = holders.iter().copied().filter(|holder| seen.contains(holder)).collect();
+            seen = holders;
+            if waiting.as_ref().map_or(&[][..], |(told, _)| told) != stay {
                 // What was told before is over first.
                 drop(waiting.take());
-                waiting = Waiting::for_turn(&holders).map(|waiting| (holders, waiting));
+                waiting = Waiting::for_turn(&stay).map(|waiting| (stay, waiting));
             }
         };
         drop(waiting);
