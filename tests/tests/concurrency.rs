@@ -137,13 +137,27 @@ impl Relay {
         let last = stream::once(async move { slow?.get().await });
         stream::iter((0..ITEMS).map(Ok)).chain(last)
     }
+    /// The last item comes from a call for which this group has no room.
+    #[method(group = "one")]
+    fn ends_in_a_circle(&self, go: PathBuf) -> impl Stream<Item = Result<u32, Error>> + use<> {
+        let last = async move {
+            comes(&go).await;
+            wingbeat::current_handle::<RelayHandle>()?.slow(go.clone(), go).get().await
+        };
+        stream::iter((0..ITEMS).map(Ok)).chain(stream::once(last))
+    }
     #[method(group = "one")]
     async fn slow(&self, begun: PathBuf, gate: PathBuf) -> u32 {
         File::create(begun).unwrap();
-        while !gate.exists() {
-            tokio::task::yield_now().await;
-        }
+        comes(&gate).await;
         7
+    }
+}
+
+/// Returns when a file is there.
+async fn comes(file: &Path) {
+    while !file.exists() {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -175,6 +189,27 @@ impl Ledger {
         self.0 += 1;
         self.0
     }
+    /// Has the state while it waits for others, and lets it go before it waits for a call behind another.
+    fn items_after(
+        &mut self,
+        begun: PathBuf,
+        go: PathBuf,
+        after: Vec<ObjectRef<u32>>,
+    ) -> impl Stream<Item = Result<u32, Error>> + use<> {
+        File::create(begun).unwrap();
+        there(&go);
+        let behind = Ledger::ledger().map(|ledger| ledger.adds());
+        let waited = after[0].get_blocking();
+        stream::once(async move {
+            waited?;
+            behind?.get().await
+        })
+    }
+    async fn adds_when(&mut self, gate: PathBuf) -> u32 {
+        comes(&gate).await;
+        self.0 += 1;
+        self.0
+    }
     #[method(group = "other")]
     async fn adds_in_other_group(&mut self) -> u32 {
         self.0 += 1;
@@ -185,6 +220,12 @@ impl Ledger {
         File::create(begun).unwrap();
         self.0 += after[0].get_blocking()?;
         Ok(self.0)
+    }
+}
+
+impl Ledger {
+    fn ledger() -> Result<LedgerHandle, Error> {
+        wingbeat::current_handle()
     }
 }
 
@@ -319,6 +360,47 @@ fn whoever_waits_for_the_state_of_an_actor_that_waits_for_others_is_in_no_circle
         call.get_timeout_blocking(LIMIT).unwrap();
     }
     assert_eq!(ledger.reads().get_timeout_blocking(LIMIT).unwrap(), 14);
+}
+
+#[test]
+fn whoever_has_let_the_state_go_is_in_no_circle_with_those_that_waited_for_it() {
+    let _local = Local::start(2);
+    let folder = tempfile::tempdir().unwrap();
+    let [begun, go, pipe, gate] = ["begun", "go", "pipe", "gate"].map(|name| folder.path().join(name));
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let ledger = Ledger::remote();
+    let mut items = ledger.items_after(begun.clone(), go.clone(), vec![opens::remote(pipe.clone())]);
+    there(&begun);
+    let before = ledger.adds_when(gate.clone());
+    File::create(&go).unwrap();
+    // Long enough for the head to be told who has the state, and then to believe in a circle.
+    let is_late =
+        |late: Option<Result<u32, Error>>| assert!(matches!(late, Some(Err(Error::TimedOut { .. }))), "{late:?}");
+    is_late(wingbeat::block_on(items.next_timeout(Duration::from_secs(1))));
+    let _open = File::options().read(true).write(true).open(&pipe).unwrap();
+    is_late(wingbeat::block_on(items.next_timeout(Duration::from_secs(2))));
+    File::create(gate).unwrap();
+    assert_eq!(wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap(), 2);
+    assert_eq!(before.get_timeout_blocking(LIMIT).unwrap(), 1);
+}
+
+#[test]
+fn a_stream_in_whose_place_a_call_ran_is_told_of_its_circle() {
+    let _local = Local::start(1);
+    let folder = tempfile::tempdir().unwrap();
+    let [begun, gate, go] = ["begun", "gate", "go"].map(|name| folder.path().join(name));
+    let relay = Relay::remote();
+    let mut items = relay.ends_in_a_circle(go.clone());
+    let slow = relay.slow(begun.clone(), gate.clone());
+    there(&begun);
+    for number in 0..ITEMS {
+        assert_eq!(items.next_blocking().unwrap().unwrap(), number);
+    }
+    File::create(gate).unwrap();
+    assert_eq!(slow.get_timeout_blocking(LIMIT).unwrap(), 7);
+    File::create(go).unwrap();
+    let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
+    assert!(error.to_string().contains("deadlock"), "{error}");
 }
 
 #[test]

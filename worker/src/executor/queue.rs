@@ -324,8 +324,12 @@ impl Queue {
     /// What a thread took out is done; `beside`: what else the thread has under way. It looks for the next call itself.
     pub(crate) fn done(&self, execution: &Arc<Execution>, spec: &TaskSpec, beside: ThreadCalls) {
         let mut state = self.state.lock();
-        if execution.place.is_some() {
-            state.work.call_done(spec, beside);
+        let group_is_as_it_may = execution.place.is_some() && state.work.call_done(spec, beside);
+        if group_is_as_it_may {
+            let rest: Vec<_> = state.work.running().filter(|other| other.place == execution.place).cloned().collect();
+            drop(state);
+            rest.iter().for_each(|other| other.none_run_beyond());
+            state = self.state.lock();
         }
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
         if state.work.ends_now() {

@@ -216,12 +216,12 @@ impl Execution {
 
     /// It has the state of its actor, or no longer.
     pub(crate) fn holds_state(&self, holds: bool) {
-        self.holds_state.store(holds, Ordering::Release);
+        self.holds_state.store(holds, Ordering::SeqCst);
     }
 
     /// Whether it has the state of its actor.
     pub fn has_state(&self) -> bool {
-        self.holds_state.load(Ordering::Acquire)
+        self.holds_state.load(Ordering::SeqCst)
     }
 
     /// Whether contact with its caller was lost, which counts it as failed.
@@ -243,6 +243,11 @@ impl Execution {
     /// It goes on; so many calls run beyond those that may.
     pub fn goes_on(&self, beyond: u32) {
         self.waits_at_the_head(|waits, waiter| waits.goes_on(waiter, beyond));
+    }
+
+    /// No more run beside it in its group than may.
+    pub fn none_run_beyond(&self) {
+        self.waits_at_the_head(|waits, waiter| waits.none_run_beyond(waiter));
     }
 
     fn waits_at_the_head(&self, change: impl FnOnce(&mut Waits, &Waiter<'_>) -> Option<HeadMessage>) {

@@ -1,21 +1,131 @@
-//! The turns of an actor's calls at its state. A call that waits for its turn waits for those that hold the state, and the head is told of that
-//! when it lasts: one of them may wait for this call.
+//! The turns of an actor's calls at its state. A call that waits for its turn waits for those that hold the state, and if they wait for others
+//! themselves, the head is told: one of them may wait for this call.
 
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
-use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::future::{Either, select};
+use parking_lot::Mutex;
 use wingbeat_core::TaskId;
 
 use crate::session::context::{self, Execution};
 use crate::session::waiting::Waiting;
+use crate::wire::executor::ForTurn;
+use crate::wire::process::Process;
 
-/// It is looked after this long who holds the state, and each time after twice as long.
-const LOOKED_AFTER: Duration = Duration::from_millis(100);
-const LOOKED_AT_LEAST: Duration = Duration::from_secs(10);
+/// It is looked this often who holds the state, while anybody waits for it.
+const LOOKED_EVERY: Duration = Duration::from_millis(100);
+
+/// A call that waits for its turn, until it has that, or is dropped.
+struct Turn {
+    execution: Arc<Execution>,
+    state: Mutex<TurnState>,
+}
+
+#[derive(Default)]
+struct TurnState {
+    /// What the head was told, and of whom.
+    told: Option<(Vec<TaskId>, Waiting)>,
+    /// It has its turn: nothing is told any more.
+    is_over: bool,
+}
+
+impl ForTurn for Turn {
+    fn waits_for(&self, holders: &[TaskId]) {
+        let mut state = self.state.lock();
+        if state.is_over || state.told.as_ref().map_or(&[][..], |(told, _)| told) == holders {
+            return;
+        }
+        // What was told before is over first.
+        drop(state.told.take());
+        state.told = self.execution.run(|| Waiting::for_turn(holders)).map(|waiting| (holders.to_vec(), waiting));
+    }
+
+    fn let_go(&self, by: TaskId) {
+        drop(self.state.lock().told.take_if(|(holders, _)| holders.contains(&by)));
+    }
+}
+
+impl Process {
+    /// Has the head told of whom calls wait for that wait for their turn.
+    fn look_at_turns(&self) {
+        if self.wire.looks_at_turns.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let process = self.clone();
+        self.vital("looking at turns", async move {
+            let mut seen = Vec::new();
+            loop {
+                tokio::time::sleep(LOOKED_EVERY).await;
+                // Who has the state for a moment holds nobody up, nor does who waits for nothing.
+                let now = process.holders_of_state();
+                let waits = |holder: &&TaskId| seen.contains(*holder) && process.wire.waits.contains_key(*holder);
+                let holders: Vec<TaskId> = now.iter().filter(waits).copied().collect();
+                seen = now;
+                process.tell_of_turns(&holders);
+                if !process.wire.turns.lock().is_empty() {
+                    continue;
+                }
+                process.wire.looks_at_turns.store(false, Ordering::SeqCst);
+                // Whoever has come since has found that somebody looks.
+                if process.wire.turns.lock().is_empty() || process.wire.looks_at_turns.swap(true, Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn tell_of_turns(&self, holders: &[TaskId]) {
+        self.wire.turns_are_told.store(!holders.is_empty(), Ordering::SeqCst);
+        for turn in self.turns() {
+            turn.waits_for(holders);
+        }
+        // Whoever has let it go meanwhile may have found that nobody was told.
+        let still = self.holders_of_state();
+        holders.iter().filter(|holder| !still.contains(holder)).for_each(|holder| self.let_go(*holder));
+    }
+
+    /// A call holds the state no more. The head hears that nobody waits for it before it hears what this waits for next.
+    fn let_go(&self, by: TaskId) {
+        if self.wire.turns_are_told.load(Ordering::SeqCst) {
+            self.turns().iter().for_each(|turn| turn.let_go(by));
+        }
+    }
+
+    fn holders_of_state(&self) -> Vec<TaskId> {
+        self.executor().map(|executor| executor.holders_of_state()).unwrap_or_default()
+    }
+
+    fn turns(&self) -> Vec<Arc<dyn ForTurn>> {
+        self.wire.turns.lock().values().cloned().collect()
+    }
+}
+
+/// While it lives, a call waits for its turn.
+struct WaitsForTurn(Arc<Turn>);
+
+impl WaitsForTurn {
+    fn begin(execution: Arc<Execution>) -> WaitsForTurn {
+        let turn = Arc::new(Turn { execution, state: Mutex::default() });
+        let process = turn.execution.session.process();
+        process.wire.turns.lock().insert(turn.execution.task, turn.clone());
+        process.look_at_turns();
+        WaitsForTurn(turn)
+    }
+}
+
+impl Drop for WaitsForTurn {
+    fn drop(&mut self) {
+        let execution = &self.0.execution;
+        let removed = execution.session.process().wire.turns.lock().remove(&execution.task);
+        drop(removed);
+        let mut state = self.0.state.lock();
+        state.is_over = true;
+        drop(state.told.take());
+    }
+}
 
 /// An actor's state, which a call has until this is dropped.
 pub struct Held<G> {
@@ -36,26 +146,9 @@ impl<G> Held<G> {
 
     /// The running call has the state when `lock` gives it.
     pub async fn after(lock: impl Future<Output = G>) -> Held<G> {
-        let mut lock = pin!(lock);
-        let (mut seen, mut waiting, mut after) = (Vec::new(), None::<(Vec<TaskId>, Waiting)>, LOOKED_AFTER);
-        let state = loop {
-            let Some(execution) = context::current() else { break lock.await };
-            let process = execution.session.process();
-            match select(lock.as_mut(), process.timer(after)).await {
-                Either::Left((state, _)) => break state,
-                Either::Right(_) => after = (after * 2).min(LOOKED_AT_LEAST),
-            }
-            let holders = process.executor().map(|executor| executor.holders_of_state()).unwrap_or_default();
-            // Where each has the state for a moment, none is told of.
-            let stay: Vec<TaskId> = holders.iter().copied().filter(|holder| seen.contains(holder)).collect();
-            seen = holders;
-            if waiting.as_ref().map_or(&[][..], |(told, _)| told) != stay {
-                // What was told before is over first.
-                drop(waiting.take());
-                waiting = Waiting::for_turn(&stay).map(|waiting| (stay, waiting));
-            }
-        };
-        drop(waiting);
+        let waits = context::current().map(WaitsForTurn::begin);
+        let state = lock.await;
+        drop(waits);
         Held::new(state)
     }
 }
@@ -78,6 +171,7 @@ impl<G> Drop for Held<G> {
     fn drop(&mut self) {
         if let Some(by) = &self.by {
             by.holds_state(false);
+            by.session.process().let_go(by.task);
         }
     }
 }

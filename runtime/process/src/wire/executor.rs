@@ -49,3 +49,11 @@ pub(crate) trait Interrupt: Send + Sync {
     /// again.
     fn tell_if_it_lasts(&self) -> bool;
 }
+
+/// A call that waits for its turn at the state of its actor.
+pub(crate) trait ForTurn: Send + Sync {
+    /// The head is to know that it waits for these, which hold the state, and for nobody else.
+    fn waits_for(&self, holders: &[TaskId]);
+    /// This one holds the state no more.
+    fn let_go(&self, by: TaskId);
+}

@@ -9,6 +9,7 @@
 //! written, and the IO thread is joined.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,7 +38,7 @@ use crate::owner::table::Released;
 use crate::owner::{Outside, Owner};
 use crate::recorded::{Beginning, Event, Recorded};
 use crate::user_thread::UserThread;
-use crate::wire::executor::{Executor, Interrupt};
+use crate::wire::executor::{Executor, ForTurn, Interrupt};
 use crate::wire::head_link::HeadLink;
 use crate::wire::io::Io;
 use crate::wire::node_link::HomeNode;
@@ -116,6 +117,12 @@ pub(crate) struct Wire {
     pub waits: DashMap<TaskId, Arc<dyn Interrupt>>,
     /// Whether somebody looks which of those last.
     pub looks_at_waits: AtomicBool,
+    /// Calls of the actor that the process is which wait for their turn at its state.
+    pub turns: Mutex<BTreeMap<TaskId, Arc<dyn ForTurn>>>,
+    /// Whether somebody looks for whom they wait.
+    pub looks_at_turns: AtomicBool,
+    /// Whether the head may know of one.
+    pub turns_are_told: AtomicBool,
     /// What this process says to itself, in order: as the owner of tasks, and as who runs them.
     pub(super) to_itself: UnboundedSender<PeerMessage>,
     /// Placement groups that somebody here waits for, until they are gone.
@@ -215,6 +222,9 @@ impl Prepared {
             exits: OnceLock::new(),
             waits: DashMap::new(),
             looks_at_waits: AtomicBool::new(false),
+            turns: Mutex::default(),
+            looks_at_turns: AtomicBool::new(false),
+            turns_are_told: AtomicBool::new(false),
             to_itself,
             groups: Watched::default(),
             own_groups: DashMap::new(),

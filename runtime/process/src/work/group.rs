@@ -133,10 +133,12 @@ impl Group {
         Some((spec, self.starts_thread()))
     }
 
-    /// A call that was taken is done; `beside`: what else its thread has under way.
-    pub(super) fn done(&mut self, beside: ThreadCalls) {
+    /// A call that was taken is done; `beside`: what else its thread has under way. Whether more ran than may, and do no longer.
+    pub(super) fn done(&mut self, beside: ThreadCalls) -> bool {
+        let before = self.running;
         self.counts_no_more(beside);
         self.empty += u32::from(beside.is_empty());
+        before > self.most && self.running <= self.most
     }
 
     /// A call begins to wait for the consumer of its stream, and another one may run in its place, or it goes on; `beside`: what else its

@@ -415,11 +415,9 @@ impl<R: Clone> Queue<R> {
         self.groups.get_mut(group_of(call)).map_or(0, |group| group.pauses(pauses, beside))
     }
 
-    /// A call that was taken out is done; `beside`: what else its thread has under way.
-    pub fn call_done(&mut self, call: &TaskSpec, beside: ThreadCalls) {
-        if let Some(group) = self.groups.get_mut(group_of(call)) {
-            group.done(beside);
-        }
+    /// A call that was taken out is done; `beside`: what else its thread has under way. Whether more ran in its group than may, and do no longer.
+    pub fn call_done(&mut self, call: &TaskSpec, beside: ThreadCalls) -> bool {
+        self.groups.get_mut(group_of(call)).is_some_and(|group| group.done(beside))
     }
 
     /// What was taken out is done. A later attempt at the same task may have begun since, which is not `this`.

@@ -155,10 +155,14 @@ impl Waits {
         self.changes_place(of, (true, 0))
     }
 
-    /// It goes on, beside so many calls beyond those that may run: what the head is told. When they have ended, the head does not hear of that
-    /// before the next pause: a circle that is closed meanwhile is not found.
+    /// It goes on, beside so many calls beyond those that may run: what the head is told.
     pub(crate) fn goes_on(&mut self, of: &Waiter<'_>, beyond: u32) -> Option<HeadMessage> {
         self.changes_place(of, (false, beyond))
+    }
+
+    /// No more run beside it than may: what the head is told.
+    pub(crate) fn none_run_beyond(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
+        self.changes_place(of, (self.is_paused, 0))
     }
 
     fn changes_place(&mut self, of: &Waiter<'_>, place: (bool, u32)) -> Option<HeadMessage> {
@@ -294,6 +298,9 @@ mod tests {
         waits.add(&[(TaskId { owner: ProcessId(1), seq: 1 }, None)], false, Instant::now());
         let HeadMessage::Waiting { wait, .. } = waits.begun(&waiter, false) else { panic!("it waits") };
         assert_eq!(wait.within.map(|within| within.room), Some(2));
+        let Some(HeadMessage::Waiting { wait, .. }) = waits.none_run_beyond(&waiter) else { panic!("that is news") };
+        assert_eq!(wait.within.map(|within| within.room), Some(1));
+        assert!(waits.none_run_beyond(&waiter).is_none());
     }
 
     #[test]
