@@ -85,14 +85,14 @@ def inspect(filesystem: Any, path: str, kind: str | None = None, given: pyarrow.
         UnreadableError: It cannot be read.
     """
     import pyarrow
-    import pyarrow.parquet
+    from pyarrow import parquet
 
     try:
         kind = kind or _kind_of(filesystem, path)
         _, modified_ns = local_stamp(filesystem, path)
         if kind == PARQUET:
             with filesystem.open_input_file(path) as source:
-                about = pyarrow.parquet.ParquetFile(source)
+                about = parquet.ParquetFile(source)
                 groups = [about.metadata.row_group(number) for number in range(about.metadata.num_row_groups)]
                 rows, nbytes = tuple(group.num_rows for group in groups), sum(group.total_byte_size for group in groups)
                 size = source.size()
@@ -182,13 +182,13 @@ def check_columns(opened: Any, size: int | None, groups: Iterable[int], columns:
         OSError: What it says is damaged.
         pyarrow.ArrowException: The same.
     """
-    import pyarrow.parquet
+    from pyarrow import parquet
 
     if not columns:
         return
     source = _Dataless(size or _LARGE)
     # With a buffer, nothing is read of a column before all of them are found.
-    reader = pyarrow.parquet.ParquetFile(source, metadata=opened.metadata, buffer_size=1)
+    reader = parquet.ParquetFile(source, metadata=opened.metadata, buffer_size=1)
     for group in groups:
         source.was_read = False
         try:
@@ -247,9 +247,9 @@ def _with_nulls(about: Any, groups: Sequence[Any], size: int, given: pyarrow.Sch
 
 def local_stamp(filesystem: Any, path: str) -> tuple[int | None, int | None]:
     """The size of a file on this machine, and when it was changed last. Of others, that would be a request each time."""
-    import pyarrow.fs
+    from pyarrow import fs
 
-    if not isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+    if not isinstance(filesystem, fs.LocalFileSystem):
         return None, None
     about = os.stat(path)
     return about.st_size, about.st_mtime_ns
@@ -258,9 +258,9 @@ def local_stamp(filesystem: Any, path: str) -> tuple[int | None, int | None]:
 def source_of(filesystem: Any, path: str) -> Any:
     """An Arrow file, which is read where it lies if it is on this machine."""
     import pyarrow
-    import pyarrow.fs
+    from pyarrow import fs
 
-    if isinstance(filesystem, pyarrow.fs.LocalFileSystem) and os.path.getsize(path) > 0:
+    if isinstance(filesystem, fs.LocalFileSystem) and os.path.getsize(path) > 0:
         return pyarrow.memory_map(path)
     return filesystem.open_input_file(path)
 

@@ -58,7 +58,7 @@ class OpenFiles:
         Raises:
             UnreadableError: It has changed since it was looked into.
         """
-        import pyarrow.fs
+        from pyarrow import fs
 
         key = (file.path, buffer_size)
         opened = self._open.pop(key, None)
@@ -70,7 +70,7 @@ class OpenFiles:
         while len(self._open) > 1 and (len(self._open) > _OPEN_FILES or self._footer_bytes() > _OPEN_FOOTER_BYTES):
             self._open.popitem(last=False)  # which closes it, unless some of its rows are still being read
         source, reader = opened
-        if buffer_size or isinstance(self.filesystem, pyarrow.fs.LocalFileSystem):
+        if buffer_size or isinstance(self.filesystem, fs.LocalFileSystem):
             return reader
         # A storage takes long to answer: all columns are asked for at once. What has read so holds what it has read.
         return _parquet_file(source, 0, metadata=reader.metadata, pre_buffer=True)
@@ -130,9 +130,10 @@ def _resident_bytes() -> int:
 
 
 def _parquet_file(source: Any, buffer_size: int, metadata: Any = None, pre_buffer: bool = False) -> Any:
-    import pyarrow.parquet
+    # After `import pyarrow.parquet`, pyarrow may not have that attribute yet, where another thread imports it at the same time.
+    from pyarrow import parquet
 
-    return pyarrow.parquet.ParquetFile(
+    return parquet.ParquetFile(
         source, metadata=metadata, buffer_size=buffer_size, pre_buffer=pre_buffer, page_checksum_verification=True
     )
 
@@ -246,11 +247,11 @@ def _columns(
 
 def _cast(table: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
     import pyarrow
-    import pyarrow.compute
+    from pyarrow import compute
 
     for number, field in enumerate(table.schema):
         if pyarrow.types.is_run_end_encoded(field.type):
-            chunks = [pyarrow.compute.run_end_decode(chunk) for chunk in table.column(number).chunks]
+            chunks = [compute.run_end_decode(chunk) for chunk in table.column(number).chunks]
             table = table.set_column(number, field.name, pyarrow.chunked_array(chunks, field.type.value_type))
     return table.cast(schema)
 
@@ -260,7 +261,7 @@ def _pieces(
 ) -> Iterator[tuple[int, Iterator[pyarrow.Table]]]:
     """The pieces of units: how many rows each has, and their columns, decoded as they are asked for."""
     import pyarrow
-    import pyarrow.fs
+    from pyarrow import fs
 
     filesystem = files.filesystem
     rows = sum(file.unit_rows[unit] for unit in units)
@@ -270,7 +271,7 @@ def _pieces(
     _check(file, file.size in (None, size or file.size) and file.modified_ns in (None, modified_ns))
     if file.kind == PARQUET:
         is_whole = piece_rows >= rows
-        is_here = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+        is_here = isinstance(filesystem, fs.LocalFileSystem)
         reader = files.parquet(file, 0 if is_whole else _READ_LOCALLY if is_here else _READ_REMOTELY)
         groups = reader.metadata
         for unit, number in zip(units, numbers):
