@@ -182,6 +182,7 @@ def check_columns(opened: Any, size: int | None, groups: Iterable[int], columns:
         OSError: What it says is damaged.
         pyarrow.ArrowException: The same.
     """
+    import pyarrow
     from pyarrow import parquet
 
     if not columns:
