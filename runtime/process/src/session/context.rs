@@ -144,27 +144,40 @@ impl Execution {
         lease: Option<LeaseId>,
         session: Session,
     ) -> Arc<Self> {
-        Execution::begun((task, attempt), name, session, |execution| {
-            (execution.place, execution.lease) = (place, lease)
+        let (waits, has_submitted, holds_state, asked) = Default::default();
+        let at_home = false;
+        Arc::new(Execution {
+            task,
+            attempt,
+            name,
+            place,
+            lease,
+            at_home,
+            session,
+            waits,
+            has_submitted,
+            holds_state,
+            asked,
         })
     }
 
     /// A run of a task of this process that begins now, while the one that submitted it waits.
     pub fn at_home((task, attempt): (TaskId, u32), name: Cow<'static, str>, session: Session) -> Arc<Self> {
-        Execution::begun((task, attempt), name, session, |execution| execution.at_home = true)
-    }
-
-    fn begun(
-        (task, attempt): (TaskId, u32),
-        name: Cow<'static, str>,
-        session: Session,
-        is: impl FnOnce(&mut Execution),
-    ) -> Arc<Self> {
-        let (place, lease, at_home, waits, has_submitted, holds_state, asked) = Default::default();
-        let mut execution =
-            Execution { task, attempt, name, place, lease, at_home, session, waits, has_submitted, holds_state, asked };
-        is(&mut execution);
-        Arc::new(execution)
+        let (place, lease, waits, has_submitted, holds_state, asked) = Default::default();
+        let at_home = true;
+        Arc::new(Execution {
+            task,
+            attempt,
+            name,
+            place,
+            lease,
+            at_home,
+            session,
+            waits,
+            has_submitted,
+            holds_state,
+            asked,
+        })
     }
 
     /// It is about to be asked to stop. If that is the first time, and it has submitted something, what `next` answers: that has lower numbers.
@@ -175,11 +188,14 @@ impl Execution {
         before.filter(|_| self.has_submitted.load(Ordering::Acquire))
     }
 
+    fn told_before(&self) -> Option<u64> {
+        self.asked.lock().before
+    }
+
     /// It has ended, and so has whatever it waits for. For how long it has waited for others.
     pub fn end(&self) -> Duration {
-        let told = self.asked.lock().before;
-        if let Some(before) = told
-            && self.has_submitted.load(Ordering::Acquire)
+        if self.has_submitted.load(Ordering::Acquire)
+            && let Some(before) = self.told_before()
         {
             // What had a number when it was asked to stop, and was not submitted yet, is there now.
             self.session.owner().cancel_children(self.task, before);
@@ -387,6 +403,11 @@ pub(crate) fn current() -> Option<Arc<Execution>> {
 
 pub(crate) fn is_current(execution: &Arc<Execution>) -> bool {
     CURRENT.with_borrow(|current| current.as_ref().is_some_and(|current| Arc::ptr_eq(current, execution)))
+}
+
+/// The running call, which is not asynchronous, has the state of its actor until it ends.
+pub fn has_state() {
+    CURRENT.with_borrow(|current| current.iter().for_each(|execution| execution.holds_state(true)));
 }
 
 /// Whether the running task was asked to stop. Long computations should look now and then.
