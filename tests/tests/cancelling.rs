@@ -3,24 +3,16 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use common::{Local, Started};
+use common::{Local, Started, wait_for};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use wingbeat::{Error, ObjectRef, Result};
 
 /// Only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn wait_for(path: &Path) {
-    let begun = Instant::now();
-    while !path.exists() {
-        assert!(begun.elapsed() < LIMIT, "{} was never made", path.display());
-        std::thread::yield_now();
-    }
-}
 
 fn is_cancelled<T: std::fmt::Debug>(result: Result<T>) -> bool {
     match result {

@@ -7,9 +7,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::Local;
+use common::{Local, wait_for};
 use futures::{Stream, StreamExt, stream};
 use wingbeat::{Error, ObjectRef, get_all_blocking};
 
@@ -197,7 +197,7 @@ impl Ledger {
         after: Vec<ObjectRef<u32>>,
     ) -> impl Stream<Item = Result<u32, Error>> + use<> {
         File::create(begun).unwrap();
-        there(&go);
+        wait_for(&go);
         let behind = Ledger::ledger().map(|ledger| ledger.adds());
         let waited = after[0].get_blocking();
         stream::once(async move {
@@ -244,15 +244,6 @@ impl Serial {
         Serial
     }
     fn hello(&self) {}
-}
-
-/// Returns when a file is there.
-fn there(file: &Path) {
-    let since = Instant::now();
-    while !file.exists() {
-        assert!(since.elapsed() < LIMIT, "{} was never made", file.display());
-        std::thread::yield_now();
-    }
 }
 
 fn meet(meeting: &MeetingHandle) -> Vec<ObjectRef<()>> {
@@ -350,7 +341,7 @@ fn whoever_waits_for_the_state_of_an_actor_that_waits_for_others_is_in_no_circle
     rustix::fs::mknodat(rustix::fs::CWD, &gate, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     let ledger = Ledger::remote();
     let first = ledger.adds_after(begun.clone(), vec![opens::remote(gate.clone())]);
-    there(&begun);
+    wait_for(&begun);
     let rest: Vec<_> = (0..4).flat_map(|_| [ledger.reads(), ledger.adds()]).collect();
     let error = rest[7].get_timeout_blocking(Duration::from_secs(2)).unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
@@ -370,7 +361,7 @@ fn whoever_has_let_the_state_go_is_in_no_circle_with_those_that_waited_for_it() 
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     let ledger = Ledger::remote();
     let mut items = ledger.items_after(begun.clone(), go.clone(), vec![opens::remote(pipe.clone())]);
-    there(&begun);
+    wait_for(&begun);
     let before = ledger.adds_when(gate.clone());
     File::create(&go).unwrap();
     // Long enough for the head to be told who has the state, and then to believe in a circle.
@@ -392,7 +383,7 @@ fn a_stream_in_whose_place_a_call_ran_is_told_of_its_circle() {
     let relay = Relay::remote();
     let mut items = relay.ends_in_a_circle(go.clone());
     let slow = relay.slow(begun.clone(), gate.clone());
-    there(&begun);
+    wait_for(&begun);
     for number in 0..ITEMS {
         assert_eq!(items.next_blocking().unwrap().unwrap(), number);
     }
@@ -409,7 +400,7 @@ fn a_stream_that_waits_for_what_began_in_its_place_is_in_no_circle() {
     let folder = tempfile::tempdir().unwrap();
     let [begun, gate] = ["begun", "gate"].map(|name| folder.path().join(name));
     let mut items = Relay::remote().items(begun.clone(), gate.clone());
-    there(&begun);
+    wait_for(&begun);
     for number in 0..ITEMS {
         assert_eq!(items.next_blocking().unwrap().unwrap(), number);
     }

@@ -5,22 +5,14 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Duration;
 
-use common::Local;
+use common::{Local, wait_for};
 use wingbeat::{Error, ObjectRef, get_all, get_all_blocking, put};
 
 /// Only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn wait_for(path: &Path) {
-    let begun = Instant::now();
-    while !path.exists() {
-        assert!(begun.elapsed() < LIMIT, "{} was never made", path.display());
-        std::thread::yield_now();
-    }
-}
 
 #[wingbeat::remote]
 fn pid() -> u32 {

@@ -4,11 +4,11 @@
 mod common;
 
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use common::{Local, Started};
+use common::{Local, Started, wait_for};
 use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, put};
 
 /// Only what hangs takes so long.
@@ -330,14 +330,6 @@ fn an_item_that_cannot_be_read_costs_no_other_of_its_batch() {
 
 struct Worker {
     path: PathBuf,
-}
-
-fn wait_for(path: &Path) {
-    let begun = Instant::now();
-    while !path.exists() {
-        assert!(begun.elapsed() < LIMIT, "{} was never made", path.display());
-        std::thread::yield_now();
-    }
 }
 
 #[wingbeat::actor]

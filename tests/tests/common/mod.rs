@@ -4,6 +4,8 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::future::IntoFuture;
+use std::path::Path;
+use std::time::Duration;
 
 use wingbeat::Session;
 
@@ -46,6 +48,12 @@ pub(crate) fn runs_again_with(test: &str, variables: &[(&str, &str)]) -> bool {
     true
 }
 
+/// Waits until a file is there. What makes it is on its way: only what hangs takes so long.
+pub(crate) fn wait_for(file: &Path) {
+    let made = wingbeat_tests::poll(Duration::from_secs(120), || file.exists().then_some(()));
+    assert!(made.is_some(), "{} was never made", file.display());
+}
+
 /// A file that a task makes when it starts.
 pub(crate) struct Started {
     dir: tempfile::TempDir,
@@ -62,8 +70,6 @@ impl Started {
 
     /// Waits until the task has made it.
     pub(crate) fn wait(&self) {
-        let limit = std::time::Duration::from_secs(120);
-        let started = wingbeat_tests::poll(limit, || self.path().exists().then_some(()));
-        assert!(started.is_some(), "what was to start did not");
+        wait_for(&self.path());
     }
 }

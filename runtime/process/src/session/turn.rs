@@ -51,7 +51,7 @@ impl ForTurn for Turn {
 impl Process {
     /// Has the head told of whom calls wait for that wait for their turn.
     fn look_at_turns(&self) {
-        if self.wire.looks_at_turns.swap(true, Ordering::SeqCst) {
+        if !self.wire.looks_at_turns.begin() {
             return;
         }
         let process = self.clone();
@@ -65,12 +65,8 @@ impl Process {
                 let holders: Vec<TaskId> = now.iter().filter(waits).copied().collect();
                 seen = now;
                 process.tell_of_turns(&holders);
-                if !process.wire.turns.lock().is_empty() {
-                    continue;
-                }
-                process.wire.looks_at_turns.store(false, Ordering::SeqCst);
-                // Whoever has come since has found that somebody looks.
-                if process.wire.turns.lock().is_empty() || process.wire.looks_at_turns.swap(true, Ordering::SeqCst) {
+                let any_wait = || !process.wire.turns.lock().is_empty();
+                if !any_wait() && process.wire.looks_at_turns.end(any_wait) {
                     return;
                 }
             }

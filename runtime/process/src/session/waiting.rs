@@ -3,7 +3,6 @@
 //! While an execution waits, its process takes no tasks of others, and goes on with what it has submitted itself, or its CPUs are free.
 //! What the head is told is decided in [`Waits`](crate::work::Waits).
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -42,30 +41,27 @@ async fn telling(execution: Weak<Execution>) {
 impl Process {
     /// Has the head told of the waits at home that last: a deadlock may be among them.
     fn look_at_waits(&self) {
-        if self.wire.looks_at_waits.swap(true, Ordering::SeqCst) {
+        if !self.wire.looks_at_waits.begin() {
             return;
         }
         let process = self.clone();
         self.vital("looking at what waits", async move {
             loop {
                 tokio::time::sleep(TOLD_AFTER).await;
-                let waits: Vec<_> = process.wire.waits.iter().map(|waiting| waiting.clone()).collect();
-                let is_untold = waits.iter().filter(|waiting| waiting.tell_if_it_lasts()).count() > 0;
+                let is_untold = process.tell_of_waits_that_last();
                 let may_be_stuck = process.executor().is_some_and(|executor| executor.look_at_home());
                 let go_on = is_untold || may_be_stuck;
-                if !go_on && !process.has_news_after_looking() {
+                if !go_on && process.wire.looks_at_waits.end(|| process.tell_of_waits_that_last()) {
                     return;
                 }
             }
         });
     }
 
-    /// Nobody looks any more. Whether something has begun to wait meanwhile, which has found that somebody does.
-    fn has_news_after_looking(&self) -> bool {
-        self.wire.looks_at_waits.store(false, Ordering::SeqCst);
+    /// Whether some have not lasted yet, and are to be looked at again.
+    fn tell_of_waits_that_last(&self) -> bool {
         let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
-        let has_news = waits.iter().filter(|waiting| waiting.tell_if_it_lasts()).count() > 0;
-        has_news && !self.wire.looks_at_waits.swap(true, Ordering::SeqCst)
+        waits.iter().filter(|waiting| waiting.tell_if_it_lasts()).count() > 0
     }
 }
 

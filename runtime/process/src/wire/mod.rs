@@ -14,6 +14,7 @@ pub(crate) mod executor;
 mod head;
 pub(crate) mod head_link;
 pub(crate) mod io;
+pub(crate) mod looks;
 pub(crate) mod node_link;
 pub(crate) mod numbers;
 mod outside;

@@ -41,6 +41,7 @@ use crate::user_thread::UserThread;
 use crate::wire::executor::{Executor, ForTurn, Interrupt};
 use crate::wire::head_link::HeadLink;
 use crate::wire::io::Io;
+use crate::wire::looks::Looks;
 use crate::wire::node_link::HomeNode;
 use crate::wire::peers::Peers;
 use crate::wire::to_delete::Deletions;
@@ -116,11 +117,11 @@ pub(crate) struct Wire {
     /// What waits, by task, so that the head's word of a deadlock finds it; until it goes on.
     pub waits: DashMap<TaskId, Arc<dyn Interrupt>>,
     /// Whether somebody looks which of those last.
-    pub looks_at_waits: AtomicBool,
+    pub looks_at_waits: Looks,
     /// Calls of the actor that the process is which wait for their turn at its state.
     pub turns: Mutex<BTreeMap<TaskId, Arc<dyn ForTurn>>>,
     /// Whether somebody looks for whom they wait.
-    pub looks_at_turns: AtomicBool,
+    pub looks_at_turns: Looks,
     /// Whether the head may know of one.
     pub turns_are_told: AtomicBool,
     /// What this process says to itself, in order: as the owner of tasks, and as who runs them.
@@ -221,9 +222,9 @@ impl Prepared {
             executor: OnceLock::new(),
             exits: OnceLock::new(),
             waits: DashMap::new(),
-            looks_at_waits: AtomicBool::new(false),
+            looks_at_waits: Looks::default(),
             turns: Mutex::default(),
-            looks_at_turns: AtomicBool::new(false),
+            looks_at_turns: Looks::default(),
             turns_are_told: AtomicBool::new(false),
             to_itself,
             groups: Watched::default(),
