@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::registry::{Finished, Item, Outgoing, OutputValues, Turn, application_error};
-use wingbeat_process::{Held, Session, context};
+use wingbeat_process::{Held, Session, with_state};
 
 pub use futures::StreamExt;
 pub use inventory;
@@ -154,8 +154,7 @@ impl<T: Send + 'static> Exclusive<T> {
     /// the holder of the lock goes on with; the call itself runs outside of any runtime.
     pub fn run_write(self: Arc<Self>, call: impl FnOnce(&mut T) -> Finished + Send + 'static) -> Running {
         if let Ok(mut state) = self.0.try_lock() {
-            context::has_state();
-            return Running::Done(call(&mut state));
+            return Running::Done(with_state(|| call(&mut state)));
         }
         let lock = self.0.clone().lock_owned();
         Running::Waiting(Box::pin(async move {
@@ -188,8 +187,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// As [`Exclusive::run_write`], beside other readers.
     pub fn run_read(self: Arc<Self>, call: impl FnOnce(&T) -> Finished + Send + 'static) -> Running {
         if let Ok(state) = self.0.try_read() {
-            context::has_state();
-            return Running::Done(call(&state));
+            return Running::Done(with_state(|| call(&state)));
         }
         let lock = self.0.clone().read_owned();
         Running::Waiting(Box::pin(async move {
@@ -201,8 +199,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// As [`Exclusive::run_write`].
     pub fn run_write(self: Arc<Self>, call: impl FnOnce(&mut T) -> Finished + Send + 'static) -> Running {
         if let Ok(mut state) = self.0.try_write() {
-            context::has_state();
-            return Running::Done(call(&mut state));
+            return Running::Done(with_state(|| call(&mut state)));
         }
         let lock = self.0.clone().write_owned();
         Running::Waiting(Box::pin(async move {

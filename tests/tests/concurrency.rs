@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Local, wait_for};
 use futures::{Stream, StreamExt, stream};
-use wingbeat::{Error, ObjectRef, get_all_blocking};
+use wingbeat::{Error, ObjectRef, ObjectStream, get_all_blocking};
 
 /// Only something that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -145,6 +145,16 @@ impl Relay {
             wingbeat::current_handle::<RelayHandle>()?.slow(go.clone(), go).get().await
         };
         stream::iter((0..ITEMS).map(Ok)).chain(stream::once(last))
+    }
+    /// Its items come when a file is there.
+    #[method(group = "one")]
+    fn items_when(&self, begun: PathBuf, gate: PathBuf) -> impl Stream<Item = u32> + use<> {
+        let first = async move {
+            File::create(begun).unwrap();
+            comes(&gate).await;
+            0
+        };
+        stream::once(first).chain(stream::iter(1..ITEMS))
     }
     #[method(group = "one")]
     async fn slow(&self, begun: PathBuf, gate: PathBuf) -> u32 {
@@ -384,14 +394,54 @@ fn a_stream_in_whose_place_a_call_ran_is_told_of_its_circle() {
     let mut items = relay.ends_in_a_circle(go.clone());
     let slow = relay.slow(begun.clone(), gate.clone());
     wait_for(&begun);
-    for number in 0..ITEMS {
-        assert_eq!(items.next_blocking().unwrap().unwrap(), number);
-    }
+    takes_all_but_the_last(&mut items);
     File::create(gate).unwrap();
     assert_eq!(slow.get_timeout_blocking(LIMIT).unwrap(), 7);
     File::create(go).unwrap();
     let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
     assert!(error.to_string().contains("deadlock"), "{error}");
+}
+
+/// All that is made before the call for which there is no room.
+fn takes_all_but_the_last(items: &mut ObjectStream<u32>) {
+    for number in 0..ITEMS {
+        assert_eq!(items.next_blocking().unwrap().unwrap(), number);
+    }
+}
+
+#[test]
+fn a_stream_in_whose_place_another_began_that_pauses_is_told_of_its_circle() {
+    let _local = Local::start(1);
+    let folder = tempfile::tempdir().unwrap();
+    let [begun, gate, go] = ["begun", "gate", "go"].map(|name| folder.path().join(name));
+    let relay = Relay::remote();
+    let mut items = relay.ends_in_a_circle(go.clone());
+    let _others = relay.items_when(begun.clone(), gate.clone());
+    wait_for(&begun);
+    takes_all_but_the_last(&mut items);
+    File::create(gate).unwrap();
+    File::create(go).unwrap();
+    let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
+    assert!(error.to_string().contains("deadlock"), "{error}");
+}
+
+#[test]
+fn two_streams_in_whose_places_others_ran_are_told_of_their_circles() {
+    let _local = Local::start(1);
+    let folder = tempfile::tempdir().unwrap();
+    let [begun, gate, go] = ["begun", "gate", "go"].map(|name| folder.path().join(name));
+    let relay = Relay::remote();
+    let mut streams = [relay.ends_in_a_circle(go.clone()), relay.ends_in_a_circle(go.clone())];
+    let slow = relay.slow(begun.clone(), gate.clone());
+    wait_for(&begun);
+    streams.iter_mut().for_each(takes_all_but_the_last);
+    File::create(gate).unwrap();
+    assert_eq!(slow.get_timeout_blocking(LIMIT).unwrap(), 7);
+    File::create(go).unwrap();
+    for items in &mut streams {
+        let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
+        assert!(error.to_string().contains("deadlock"), "{error}");
+    }
 }
 
 #[test]
@@ -401,9 +451,7 @@ fn a_stream_that_waits_for_what_began_in_its_place_is_in_no_circle() {
     let [begun, gate] = ["begun", "gate"].map(|name| folder.path().join(name));
     let mut items = Relay::remote().items(begun.clone(), gate.clone());
     wait_for(&begun);
-    for number in 0..ITEMS {
-        assert_eq!(items.next_blocking().unwrap().unwrap(), number);
-    }
+    takes_all_but_the_last(&mut items);
     // A circle is believed after a fifth of a second.
     let late = wingbeat::block_on(items.next_timeout(Duration::from_secs(2)));
     assert!(matches!(late, Some(Err(Error::TimedOut { .. }))), "{late:?}");

@@ -31,7 +31,7 @@ pub use session::pressure::memory_is;
 pub use session::session::{Entered, Session};
 pub use session::stream::StreamHandle;
 pub use session::submit::Submitted;
-pub use session::turn::Held;
+pub use session::turn::{Held, with_state};
 pub use session::waiting::Waiting;
 pub use session::worker_side::ForAnotherThread;
 pub use session::{actor, arguments, context, groups, options, registry, submit, values};

@@ -19,7 +19,9 @@ use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
-use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused, Takes, ThreadCalls};
+use wingbeat_process::work::{
+    self, Actor, Become, Cancelled, GaveBack, Held, Next, Place, Refused, Takes, ThreadCalls,
+};
 use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work, note};
 
 use super::home_threads::AtHome;
@@ -279,13 +281,16 @@ impl Queue {
     }
 
     /// A call begins to wait for the consumer of its stream, or goes on; `beside`: what else its thread has under way, which may take long.
-    pub(crate) fn pauses(&self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) -> u32 {
+    pub(crate) fn pauses(&self, place: &Place, call: &TaskSpec, pauses: bool, beside: ThreadCalls) {
         let mut state = self.state.lock();
         let beyond = state.work.pauses(call, pauses, beside);
+        let is_told = beyond.is_some_and(|beyond| place.runs_beyond(beyond));
         let takers = state.wanted(work::group_of(call));
         drop(state);
         takers.into_iter().for_each(Waker::wake);
-        beyond
+        if is_told {
+            self.session.process().room_has_changed();
+        }
     }
 
     /// Has every thread look again.
@@ -324,13 +329,9 @@ impl Queue {
     /// What a thread took out is done; `beside`: what else the thread has under way. It looks for the next call itself.
     pub(crate) fn done(&self, execution: &Arc<Execution>, spec: &TaskSpec, beside: ThreadCalls) {
         let mut state = self.state.lock();
-        let group_is_as_it_may = execution.place.is_some() && state.work.call_done(spec, beside);
-        if group_is_as_it_may {
-            let rest: Vec<_> = state.work.running().filter(|other| other.place == execution.place).cloned().collect();
-            drop(state);
-            rest.iter().for_each(|other| other.none_run_beyond());
-            state = self.state.lock();
-        }
+        let place = execution.place.as_deref();
+        let beyond = place.and_then(|_| state.work.call_done(spec, beside));
+        let is_told = place.zip(beyond).is_some_and(|(place, beyond)| place.runs_beyond(beyond));
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
         if state.work.ends_now() {
             self.wake_all(&mut state);
@@ -338,6 +339,10 @@ impl Queue {
         match execution.at_home {
             true => self.done_at_home(&mut state),
             false => state.at_home.base = None,
+        }
+        drop(state);
+        if is_told {
+            self.session.process().room_has_changed();
         }
     }
 

@@ -370,10 +370,10 @@ impl<'a> Call<'a> {
             true => ThreadCalls { counted: counted - 1, paused },
             false => ThreadCalls { counted, paused: paused - 1 },
         };
-        if self.execution.place.is_some() {
-            let beyond = self.queue.pauses(&self.spec, pauses, beside);
+        if let Some(place) = &self.execution.place {
+            self.queue.pauses(place, &self.spec, pauses, beside);
             if !pauses {
-                self.execution.goes_on(beyond);
+                self.execution.pauses(false);
             }
         }
         self.thread.set(match pauses {
@@ -386,7 +386,7 @@ impl<'a> Call<'a> {
         let mut room = pin!(credit.for_item(index, ahead));
         if tokio::time::timeout(PROMPT, &mut room).await.is_err() {
             if self.execution.place.is_some() {
-                self.execution.pauses();
+                self.execution.pauses(true);
             }
             // The consumer may itself wait for a task that needs the CPU.
             let waiting = self.execution.waits_for_others();

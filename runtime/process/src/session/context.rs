@@ -230,9 +230,10 @@ impl Execution {
         self.tell(|asked| (asked.cancelled, asked.disowned) = (true, true));
     }
 
-    /// It has the state of its actor, or no longer.
-    pub(crate) fn holds_state(&self, holds: bool) {
+    /// It has the state of its actor, or no longer: then whether `Process::let_go_of_state` is to follow.
+    pub(crate) fn holds_state(&self, holds: bool) -> bool {
         self.holds_state.store(holds, Ordering::SeqCst);
+        !holds && self.session.process().wire.turns_are_told.load(Ordering::SeqCst)
     }
 
     /// Whether it has the state of its actor.
@@ -251,19 +252,9 @@ impl Execution {
         asked.cancelled && asked.awaiting_that == 0
     }
 
-    /// It waits for the consumer of its stream, and others run in its place: what else it waits for holds up none of those.
-    pub fn pauses(&self) {
-        self.waits_at_the_head(|waits, waiter| waits.pauses(waiter));
-    }
-
-    /// It goes on; so many calls run beyond those that may.
-    pub fn goes_on(&self, beyond: u32) {
-        self.waits_at_the_head(|waits, waiter| waits.goes_on(waiter, beyond));
-    }
-
-    /// No more run beside it in its group than may.
-    pub fn none_run_beyond(&self) {
-        self.waits_at_the_head(|waits, waiter| waits.none_run_beyond(waiter));
+    /// It waits for the consumer of its stream, and others run in its place, or it goes on. Meanwhile what else it waits for holds up nobody.
+    pub fn pauses(&self, pauses: bool) {
+        self.waits_at_the_head(|waits, waiter| waits.pauses(waiter, pauses));
     }
 
     fn waits_at_the_head(&self, change: impl FnOnce(&mut Waits, &Waiter<'_>) -> Option<HeadMessage>) {
@@ -327,8 +318,12 @@ impl Interrupt for Execution {
         }
     }
 
+    fn room_has_changed(&self) {
+        self.waits_at_the_head(Waits::room_has_changed);
+    }
+
     fn tell_anew(&self) {
-        let waits = self.waits.lock();
+        let mut waits = self.waits.lock();
         if let Some(message) = waits.told_anew(&self.waiter()) {
             self.session.process().tell_head(message);
         }
@@ -405,9 +400,13 @@ pub(crate) fn is_current(execution: &Arc<Execution>) -> bool {
     CURRENT.with_borrow(|current| current.as_ref().is_some_and(|current| Arc::ptr_eq(current, execution)))
 }
 
-/// The running call, which is not asynchronous, has the state of its actor until it ends.
-pub fn has_state() {
-    CURRENT.with_borrow(|current| current.iter().for_each(|execution| execution.holds_state(true)));
+/// The running call has the state of its actor, or no longer.
+pub(crate) fn holds_state(holds: bool) {
+    let is_told = |execution: &&Arc<Execution>| execution.holds_state(holds);
+    // Outside of the borrow: others are told as parts of their executions.
+    if let Some(execution) = CURRENT.with_borrow(|current| current.as_ref().filter(is_told).cloned()) {
+        execution.session.process().let_go_of_state(execution.task);
+    }
 }
 
 /// Whether the running task was asked to stop. Long computations should look now and then.

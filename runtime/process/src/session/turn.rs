@@ -18,6 +18,9 @@ use crate::wire::process::Process;
 /// It is looked this often who holds the state, while anybody waits for it.
 const LOOKED_EVERY: Duration = Duration::from_millis(100);
 
+/// So many that hold the state are told of: the first ones, as of any tasks that a call waits for.
+const TOLD: usize = 256;
+
 /// A call that waits for its turn, until it has that, or is dropped.
 struct Turn {
     execution: Arc<Execution>,
@@ -44,7 +47,12 @@ impl ForTurn for Turn {
     }
 
     fn let_go(&self, by: TaskId) {
-        drop(self.state.lock().told.take_if(|(holders, _)| holders.contains(&by)));
+        let mut state = self.state.lock();
+        if let Some((holders, waiting)) = state.told.take_if(|(holders, _)| holders.contains(&by)) {
+            drop(waiting);
+            let rest: Vec<TaskId> = holders.into_iter().filter(|holder| *holder != by).collect();
+            state.told = self.execution.run(|| Waiting::for_turn(&rest)).map(|waiting| (rest, waiting));
+        }
     }
 }
 
@@ -56,15 +64,19 @@ impl Process {
         }
         let process = self.clone();
         self.vital("looking at turns", async move {
-            let mut seen = Vec::new();
+            let (mut seen, mut told) = (Vec::<TaskId>::new(), Vec::<TaskId>::new());
             loop {
                 tokio::time::sleep(LOOKED_EVERY).await;
-                // Who has the state for a moment holds nobody up, nor does who waits for nothing.
+                // Who has the state for a moment holds nobody up, nor does who waits for nothing. One of whom the head was told is one of them until it
+                // lets the state go.
                 let now = process.holders_of_state();
-                let waits = |holder: &&TaskId| seen.contains(*holder) && process.wire.waits.contains_key(*holder);
-                let holders: Vec<TaskId> = now.iter().filter(waits).copied().collect();
+                let holds_up = |holder: &&TaskId| {
+                    let waits = || process.wire.waits.contains_key(*holder);
+                    seen.binary_search(holder).is_ok() && (told.binary_search(holder).is_ok() || waits())
+                };
+                told = now.iter().filter(holds_up).take(TOLD).copied().collect();
                 seen = now;
-                process.tell_of_turns(&holders);
+                process.tell_of_turns(&told);
                 let any_wait = || !process.wire.turns.lock().is_empty();
                 if !any_wait() && process.wire.looks_at_turns.end(any_wait) {
                     return;
@@ -74,20 +86,24 @@ impl Process {
     }
 
     fn tell_of_turns(&self, holders: &[TaskId]) {
-        self.wire.turns_are_told.store(!holders.is_empty(), Ordering::SeqCst);
+        if !holders.is_empty() {
+            self.wire.turns_are_told.store(true, Ordering::SeqCst);
+        }
         for turn in self.turns() {
             turn.waits_for(holders);
         }
+        if holders.is_empty() {
+            self.wire.turns_are_told.store(false, Ordering::SeqCst);
+        }
         // Whoever has let it go meanwhile may have found that nobody was told.
         let still = self.holders_of_state();
-        holders.iter().filter(|holder| !still.contains(holder)).for_each(|holder| self.let_go(*holder));
+        let gone = holders.iter().filter(|holder| still.binary_search(holder).is_err());
+        gone.for_each(|holder| self.let_go_of_state(*holder));
     }
 
     /// A call holds the state no more. The head hears that nobody waits for it before it hears what this waits for next.
-    fn let_go(&self, by: TaskId) {
-        if self.wire.turns_are_told.load(Ordering::SeqCst) {
-            self.turns().iter().for_each(|turn| turn.let_go(by));
-        }
+    pub(crate) fn let_go_of_state(&self, by: TaskId) {
+        self.turns().iter().for_each(|turn| turn.let_go(by));
     }
 
     fn holders_of_state(&self) -> Vec<TaskId> {
@@ -115,12 +131,25 @@ impl WaitsForTurn {
 impl Drop for WaitsForTurn {
     fn drop(&mut self) {
         let execution = &self.0.execution;
-        let removed = execution.session.process().wire.turns.lock().remove(&execution.task);
+        let mut turns = execution.session.process().wire.turns.lock();
+        // A later attempt may wait by now.
+        let is_this =
+            turns.get(&execution.task).is_some_and(|turn| std::ptr::addr_eq(Arc::as_ptr(turn), Arc::as_ptr(&self.0)));
+        let removed = if is_this { turns.remove(&execution.task) } else { None };
+        drop(turns);
         drop(removed);
         let mut state = self.0.state.lock();
         state.is_over = true;
         drop(state.told.take());
     }
+}
+
+/// Runs a call that is not asynchronous, and has the state of its actor meanwhile.
+pub fn with_state<R>(call: impl FnOnce() -> R) -> R {
+    context::holds_state(true);
+    let done = call();
+    context::holds_state(false);
+    done
 }
 
 /// An actor's state, which a call has until this is dropped.
@@ -165,9 +194,8 @@ impl<G: DerefMut> DerefMut for Held<G> {
 
 impl<G> Drop for Held<G> {
     fn drop(&mut self) {
-        if let Some(by) = &self.by {
-            by.holds_state(false);
-            by.session.process().let_go(by.task);
+        if let Some(by) = self.by.as_ref().filter(|by| by.holds_state(false)) {
+            by.session.process().let_go_of_state(by.task);
         }
     }
 }

@@ -58,6 +58,12 @@ impl Process {
         });
     }
 
+    /// There is room for more or fewer calls in a group of the actor: the head is told, for those that wait.
+    pub fn room_has_changed(&self) {
+        let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
+        waits.iter().for_each(|waiting| waiting.room_has_changed());
+    }
+
     /// Whether some have not lasted yet, and are to be looked at again.
     fn tell_of_waits_that_last(&self) -> bool {
         let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
@@ -114,7 +120,7 @@ impl Waiting {
         if waits.is_over() {
             return None;
         }
-        let blocks = is_blocked();
+        let blocks = is_blocked() && !is_for_turn;
         waits.is_for_turn |= is_for_turn;
         if waits.add(&on, blocks, Instant::now()) {
             process.wire.waits.insert(execution.task, execution.clone());

@@ -242,7 +242,7 @@ impl World {
     fn rejoin(&mut self, process: &Rc<Process>) {
         process.owner.rejoin();
         for execution in process.executions() {
-            let message = execution.waits.borrow().told_anew(&execution.waiter());
+            let message = execution.waits.borrow_mut().told_anew(&execution.waiter());
             if let Some(message) = message {
                 process.owner.outside.tell_head(&process.owner, message);
             }

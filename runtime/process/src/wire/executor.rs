@@ -43,6 +43,8 @@ pub trait Executor: Send + Sync {
 pub(crate) trait Interrupt: Send + Sync {
     /// Its wait for `on` can never end.
     fn deadlocked(&self, on: TaskId, error: Error);
+    /// There may be room for more or fewer where it runs.
+    fn room_has_changed(&self);
     /// The head does not know any more what is waited for.
     fn tell_anew(&self);
     /// Tells the head what is waited for if it was, and was not told, when this was called last. Answers whether it is to be called

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use wingbeat_core::ActorId;
 use wingbeat_core::spec::TaskSpec;
@@ -12,8 +13,8 @@ pub const DEFAULT_GROUP: &str = "";
 /// Threads of one group at most. Synchronous calls beyond that wait; asynchronous ones need no thread of their own.
 const THREADS: u32 = 64;
 
-/// Where in an actor an execution runs.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Where in an actor executions run. One for each concurrency group, as long as the actor's process lives.
+#[derive(Debug)]
 pub struct Place {
     /// The actor.
     pub actor: ActorId,
@@ -21,17 +22,41 @@ pub struct Place {
     pub group: Option<Box<str>>,
     /// How many calls may run there.
     pub room: Room,
+    /// How many run beyond that: they began in place of streams that waited for their consumers and go on now.
+    beyond: AtomicU32,
+    /// Whether the head may know for how many there is room.
+    is_told: AtomicBool,
 }
 
 impl Place {
     /// Of a constructor, or a `Drop`.
     pub fn alone(actor: ActorId) -> Place {
-        Place { actor, group: None, room: Room { calls: 1, threads: 1 } }
+        Place::with(actor, None, Room { calls: 1, threads: 1 })
+    }
+
+    pub(super) fn with(actor: ActorId, group: Option<Box<str>>, room: Room) -> Place {
+        Place { actor, group, room, beyond: AtomicU32::new(0), is_told: AtomicBool::new(false) }
     }
 
     /// Of the calls of a group that may run so many.
     pub fn of(actor: ActorId, group: &str, most: u32) -> Place {
-        Place { actor, group: Some(group.into()), room: Room { calls: most, threads: most.min(THREADS) } }
+        Place::with(actor, Some(group.into()), Room { calls: most, threads: most.min(THREADS) })
+    }
+
+    /// So many calls run beyond those that may. Said under the lock under which that is known. Whether those that the head was told of are to be told
+    /// of again.
+    pub fn runs_beyond(&self, beyond: u32) -> bool {
+        self.beyond.store(beyond, Ordering::SeqCst);
+        self.is_told.swap(false, Ordering::SeqCst)
+    }
+
+    /// How many executions that wait leave no room for another here, as the head is told now: as many as may run and those beyond, or, if it
+    /// `blocks` its thread, as have a thread each.
+    pub(super) fn room_told(&self, blocks: bool) -> u32 {
+        // In this order: whoever changes it meanwhile finds that it was told.
+        self.is_told.store(true, Ordering::SeqCst);
+        let room = if blocks { self.room.threads } else { self.room.calls };
+        room.saturating_add(self.beyond.load(Ordering::SeqCst))
     }
 }
 
@@ -133,23 +158,23 @@ impl Group {
         Some((spec, self.starts_thread()))
     }
 
-    /// A call that was taken is done; `beside`: what else its thread has under way. Whether more ran than may, and do no longer.
-    pub(super) fn done(&mut self, beside: ThreadCalls) -> bool {
-        let before = self.running;
-        self.counts_no_more(beside);
+    /// A call that was taken is done; `beside`: what else its thread has under way. How many run beyond those that may, if that has changed.
+    pub(super) fn done(&mut self, beside: ThreadCalls) -> Option<u32> {
         self.empty += u32::from(beside.is_empty());
-        before > self.most && self.running <= self.most
+        self.changes(|group| group.counts_no_more(beside))
     }
 
     /// A call begins to wait for the consumer of its stream, and another one may run in its place, or it goes on; `beside`: what else its
-    /// thread has under way. How many run beyond those that may, since they began in place of such calls.
-    pub(super) fn pauses(&mut self, pauses: bool, beside: ThreadCalls) -> u32 {
-        if pauses {
-            self.counts_no_more(beside)
-        } else {
-            self.counts(beside)
-        }
-        self.running.saturating_sub(self.most)
+    /// thread has under way. How many run beyond those that may, if that has changed.
+    pub(super) fn pauses(&mut self, pauses: bool, beside: ThreadCalls) -> Option<u32> {
+        self.changes(|group| if pauses { group.counts_no_more(beside) } else { group.counts(beside) })
+    }
+
+    fn changes(&mut self, change: impl FnOnce(&mut Group)) -> Option<u32> {
+        let beyond = |group: &Group| group.running.saturating_sub(group.most);
+        let before = beyond(self);
+        change(self);
+        Some(beyond(self)).filter(|beyond| *beyond != before)
     }
 
     /// A thread has taken a call, or one of its calls goes on; `beside`: what else it has.

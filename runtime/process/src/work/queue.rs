@@ -410,14 +410,15 @@ impl<R: Clone> Queue<R> {
     }
 
     /// A call begins to wait for the consumer of its stream, and another one may run in its place, or it goes on; `beside`: what else its
-    /// thread has under way. How many of its group run beyond those that may, since they began in place of such calls.
-    pub fn pauses(&mut self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) -> u32 {
-        self.groups.get_mut(group_of(call)).map_or(0, |group| group.pauses(pauses, beside))
+    /// thread has under way. How many of its group run beyond those that may, if that has changed.
+    pub fn pauses(&mut self, call: &TaskSpec, pauses: bool, beside: ThreadCalls) -> Option<u32> {
+        self.groups.get_mut(group_of(call))?.pauses(pauses, beside)
     }
 
-    /// A call that was taken out is done; `beside`: what else its thread has under way. Whether more ran in its group than may, and do no longer.
-    pub fn call_done(&mut self, call: &TaskSpec, beside: ThreadCalls) -> bool {
-        self.groups.get_mut(group_of(call)).is_some_and(|group| group.done(beside))
+    /// A call that was taken out is done; `beside`: what else its thread has under way. How many of its group run beyond those that may, if that
+    /// has changed.
+    pub fn call_done(&mut self, call: &TaskSpec, beside: ThreadCalls) -> Option<u32> {
+        self.groups.get_mut(group_of(call))?.done(beside)
     }
 
     /// What was taken out is done. A later attempt at the same task may have begun since, which is not `this`.

@@ -53,8 +53,8 @@ pub(crate) struct Waits {
     is_told_later: bool,
     /// It waits for the consumer of its stream, and others run in its place: what else it waits for holds up nobody.
     is_paused: bool,
-    /// So many calls run beside it beyond those that may: they began in its place while it was paused, and end without its going on.
-    beyond: u32,
+    /// What the head was told of the room where it runs.
+    room: u32,
     /// The execution has ended: it waits for nothing, whatever it has left behind.
     is_over: bool,
 }
@@ -150,30 +150,25 @@ impl Waits {
         }
     }
 
-    /// It waits for the consumer of its stream: what the head is told.
-    pub(crate) fn pauses(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
-        self.changes_place(of, (true, 0))
-    }
-
-    /// It goes on, beside so many calls beyond those that may run: what the head is told.
-    pub(crate) fn goes_on(&mut self, of: &Waiter<'_>, beyond: u32) -> Option<HeadMessage> {
-        self.changes_place(of, (false, beyond))
-    }
-
-    /// No more run beside it than may: what the head is told.
-    pub(crate) fn none_run_beyond(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
-        self.changes_place(of, (self.is_paused, 0))
-    }
-
-    fn changes_place(&mut self, of: &Waiter<'_>, place: (bool, u32)) -> Option<HeadMessage> {
-        let before = (self.is_paused, self.beyond);
-        (self.is_paused, self.beyond) = place;
-        let is_news = before != place && self.count > 0 && self.is_told;
+    /// It begins to wait for the consumer of its stream, or goes on: what the head is told.
+    pub(crate) fn pauses(&mut self, of: &Waiter<'_>, pauses: bool) -> Option<HeadMessage> {
+        let is_news = self.is_paused != pauses && self.count > 0 && self.is_told;
+        self.is_paused = pauses;
         is_news.then(|| HeadMessage::Waiting { lease: None, wait: self.describe(of) })
     }
 
+    /// There may be room for more or fewer where it runs: what the head is told.
+    pub(crate) fn room_has_changed(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
+        if self.count == 0 || !self.is_told {
+            return None;
+        }
+        let before = self.room;
+        let wait = self.describe(of);
+        (self.room != before).then_some(HeadMessage::Waiting { lease: None, wait })
+    }
+
     /// What the head is told that does not know of it any more.
-    pub(crate) fn told_anew(&self, of: &Waiter<'_>) -> Option<HeadMessage> {
+    pub(crate) fn told_anew(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
         (self.count > 0 && self.is_told).then(|| self.told(of))
     }
 
@@ -211,20 +206,19 @@ impl Waits {
         resumed.into_iter().chain([self.told(of)]).collect()
     }
 
-    fn told(&self, of: &Waiter<'_>) -> HeadMessage {
+    fn told(&mut self, of: &Waiter<'_>) -> HeadMessage {
         HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait: self.describe(of) }
     }
 
-    fn describe(&self, of: &Waiter<'_>) -> Wait {
+    fn describe(&mut self, of: &Waiter<'_>) -> Wait {
         let callee = |call: &Producer| Callee { actor: call.actor, group: call.group.into() };
         let most = if self.is_paused { 0 } else { TOLD };
         let on = self.on.iter().take(most).map(|(task, (_, producer))| (*task, producer.as_ref().map(callee)));
-        let within = of.place.map(|place| Within {
-            actor: place.actor,
-            group: place.group.clone(),
-            room: self.beyond.saturating_add(if self.blocking > 0 { place.room.threads } else { place.room.calls }),
-        });
-        Wait { task: of.task, name: of.name.to_owned(), within, is_for_turn: self.is_for_turn, on: on.collect() }
+        let on: Vec<_> = on.collect();
+        // One that waits for nobody takes no room.
+        self.room = of.place.filter(|_| !on.is_empty()).map_or(0, |place| place.room_told(self.blocking > 0));
+        let within = of.place.map(|place| Within { actor: place.actor, group: place.group.clone(), room: self.room });
+        Wait { task: of.task, name: of.name.to_owned(), within, is_for_turn: self.is_for_turn, on }
     }
 
     /// Whether there is any.
@@ -279,35 +273,40 @@ mod tests {
             Some(HeadMessage::Waiting { wait, .. }) => Some(wait.on.len()),
             _ => None,
         };
-        assert_eq!(told(waits.pauses(&waiter)), None);
-        assert_eq!(told(waits.goes_on(&waiter, 0)), None);
+        assert_eq!(told(waits.pauses(&waiter, true)), None);
+        assert_eq!(told(waits.pauses(&waiter, false)), None);
         waits.add(&[(task(1), None)], false, now);
         waits.begun(&waiter, false);
-        assert_eq!(told(waits.goes_on(&waiter, 0)), None, "that is no news");
-        assert_eq!(told(waits.pauses(&waiter)), Some(0));
-        assert_eq!(told(waits.goes_on(&waiter, 0)), Some(1));
+        assert_eq!(told(waits.pauses(&waiter, false)), None, "that is no news");
+        assert_eq!(told(waits.pauses(&waiter, true)), Some(0));
+        assert_eq!(told(waits.pauses(&waiter, false)), Some(1));
     }
 
     #[test]
-    fn a_stream_that_goes_on_beside_what_began_in_its_place_leaves_its_group_room() {
+    fn what_runs_beyond_those_that_may_leaves_room() {
         let place = Place::of(ActorId(1), "io", 1);
-        let waiter =
-            Waiter { task: TaskId { owner: ProcessId(1), seq: 0 }, name: "items", place: Some(&place), lease: None };
+        let task = |seq| TaskId { owner: ProcessId(1), seq };
+        let waiter = Waiter { task: task(0), name: "items", place: Some(&place), lease: None };
+        let room = |message| match message {
+            Some(HeadMessage::Waiting { wait, .. }) => wait.within.map(|within| within.room),
+            _ => None,
+        };
         let mut waits = Waits::default();
-        waits.goes_on(&waiter, 1);
-        waits.add(&[(TaskId { owner: ProcessId(1), seq: 1 }, None)], false, Instant::now());
-        let HeadMessage::Waiting { wait, .. } = waits.begun(&waiter, false) else { panic!("it waits") };
-        assert_eq!(wait.within.map(|within| within.room), Some(2));
-        let Some(HeadMessage::Waiting { wait, .. }) = waits.none_run_beyond(&waiter) else { panic!("that is news") };
-        assert_eq!(wait.within.map(|within| within.room), Some(1));
-        assert!(waits.none_run_beyond(&waiter).is_none());
+        assert!(!place.runs_beyond(1), "nobody was told");
+        waits.add(&[(task(1), None)], false, Instant::now());
+        assert_eq!(room(Some(waits.begun(&waiter, false))), Some(2));
+        assert!(place.runs_beyond(0));
+        assert_eq!(room(waits.room_has_changed(&waiter)), Some(1));
+        assert_eq!(room(waits.room_has_changed(&waiter)), None, "it was told");
+        assert!(place.runs_beyond(2));
+        assert_eq!(room(waits.room_has_changed(&waiter)), Some(3));
     }
 
     #[test]
     fn an_execution_blocks_its_thread_as_long_as_one_of_its_waits_does() {
         let task = |seq| TaskId { owner: ProcessId(1), seq };
         let room = Room { calls: 1_000, threads: 64 };
-        let place = Place { actor: ActorId(1), group: Some("io".into()), room };
+        let place = Place::with(ActorId(1), Some("io".into()), room);
         let waiter = Waiter { task: task(0), name: "loads", place: Some(&place), lease: None };
         let now = Instant::now();
         let mut waits = Waits::default();
