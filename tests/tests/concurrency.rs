@@ -156,6 +156,15 @@ impl Relay {
         };
         stream::once(first).chain(stream::iter(1..ITEMS))
     }
+    /// Its last item blocks the only thread, on which the call runs that began in its place.
+    #[method(group = "one")]
+    fn blocks_in_a_circle(&self, go: PathBuf) -> impl Stream<Item = Result<u32, Error>> + use<> {
+        let last = async move {
+            comes(&go).await;
+            wingbeat::current_handle::<RelayHandle>()?.slow(go.clone(), go).get_blocking()
+        };
+        stream::iter((0..ITEMS).map(Ok)).chain(stream::once(last))
+    }
     #[method(group = "one")]
     async fn slow(&self, begun: PathBuf, gate: PathBuf) -> u32 {
         File::create(begun).unwrap();
@@ -423,6 +432,23 @@ fn a_stream_in_whose_place_another_began_that_pauses_is_told_of_its_circle() {
     File::create(go).unwrap();
     let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
     assert!(error.to_string().contains("deadlock"), "{error}");
+}
+
+#[test]
+fn a_stream_that_blocks_what_runs_beside_it_is_told_of_its_circle() {
+    let _local = Local::start(1);
+    let folder = tempfile::tempdir().unwrap();
+    let [begun, gate, go] = ["begun", "gate", "go"].map(|name| folder.path().join(name));
+    let relay = Relay::remote();
+    let mut items = relay.blocks_in_a_circle(go.clone());
+    let slow = relay.slow(begun.clone(), gate.clone());
+    wait_for(&begun);
+    takes_all_but_the_last(&mut items);
+    File::create(go).unwrap();
+    let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
+    assert!(error.to_string().contains("deadlock"), "{error}");
+    File::create(gate).unwrap();
+    assert_eq!(slow.get_timeout_blocking(LIMIT).unwrap(), 7);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{
-    self, Actor, Become, Cancelled, GaveBack, Held, Next, Place, Refused, Takes, ThreadCalls,
+    self, Actor, Become, Cancelled, GaveBack, Held, Next, Place, Refused, RoomNews, Takes, ThreadCalls,
 };
 use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work, note};
 
@@ -284,13 +284,11 @@ impl Queue {
     pub(crate) fn pauses(&self, place: &Place, call: &TaskSpec, pauses: bool, beside: ThreadCalls) {
         let mut state = self.state.lock();
         let beyond = state.work.pauses(call, pauses, beside);
-        let is_told = beyond.is_some_and(|beyond| place.runs_beyond(beyond));
+        let news = beyond.map_or(RoomNews::None, |beyond| place.runs_beyond(beyond));
         let takers = state.wanted(work::group_of(call));
         drop(state);
         takers.into_iter().for_each(Waker::wake);
-        if is_told {
-            self.session.process().room_has_changed();
-        }
+        self.session.process().room_has_changed(news);
     }
 
     /// Has every thread look again.
@@ -331,7 +329,7 @@ impl Queue {
         let mut state = self.state.lock();
         let place = execution.place.as_deref();
         let beyond = place.and_then(|_| state.work.call_done(spec, beside));
-        let is_told = place.zip(beyond).is_some_and(|(place, beyond)| place.runs_beyond(beyond));
+        let news = place.zip(beyond).map_or(RoomNews::None, |(place, beyond)| place.runs_beyond(beyond));
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
         if state.work.ends_now() {
             self.wake_all(&mut state);
@@ -341,9 +339,7 @@ impl Queue {
             false => state.at_home.base = None,
         }
         drop(state);
-        if is_told {
-            self.session.process().room_has_changed();
-        }
+        self.session.process().room_has_changed(news);
     }
 
     /// Something runs: cancelling finds it from now on.

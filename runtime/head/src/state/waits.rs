@@ -53,6 +53,9 @@ impl Waits {
     /// An execution waits for this, whatever it waited for before. Whether it closes a circle, which [`Waits::confirmed`] will tell if it lasts.
     pub(super) fn begin(&mut self, now: Millis, process: ProcessId, wait: Wait) -> bool {
         let task = wait.task;
+        // Said again, as where there is room for more or fewer.
+        let is_same = self.waits.get(&task).is_some_and(|(_, before)| before.on == wait.on);
+        let since = self.suspects.get(&task).copied().filter(|_| is_same).unwrap_or(now);
         self.end(task);
         self.of_process.entry(process).or_default().insert(task);
         if let Some(Within { actor, group, room }) = &wait.within
@@ -73,7 +76,7 @@ impl Waits {
         self.waits.insert(task, (process, wait));
         let closes = is_awaited && self.circle_of(task).is_some();
         if closes {
-            self.suspects.insert(task, now);
+            self.suspects.insert(task, since);
         }
         closes
     }
@@ -459,6 +462,16 @@ mod tests {
         waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))]));
         waits.end(task(1));
         assert!(!waits.begin(0, ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])));
+    }
+
+    #[test]
+    fn a_circle_that_is_said_again_lasts() {
+        let mut waits = Waits::default();
+        let last = || wait(2, Some((200, 1)), &[(3, Some(100))]);
+        waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))]));
+        assert!(waits.begin(0, ProcessId(20), last()));
+        assert!(waits.begin(CONFIRM_AFTER - 1, ProcessId(20), last()));
+        assert_eq!(waits.confirmed(CONFIRM_AFTER).len(), 1);
     }
 
     #[test]

@@ -21,6 +21,9 @@ const LOOKED_EVERY: Duration = Duration::from_millis(100);
 /// So many that hold the state are told of: the first ones, as of any tasks that a call waits for.
 const TOLD: usize = 256;
 
+/// Of so many that are left it is told at once.
+const FEW: usize = 8;
+
 /// A call that waits for its turn, until it has that, or is dropped.
 struct Turn {
     execution: Arc<Execution>,
@@ -51,7 +54,10 @@ impl ForTurn for Turn {
         if let Some((holders, waiting)) = state.told.take_if(|(holders, _)| holders.contains(&by)) {
             drop(waiting);
             let rest: Vec<TaskId> = holders.into_iter().filter(|holder| *holder != by).collect();
-            state.told = self.execution.run(|| Waiting::for_turn(&rest)).map(|waiting| (rest, waiting));
+            // The next look tells of many.
+            if rest.len() <= FEW {
+                state.told = self.execution.run(|| Waiting::for_turn(&rest)).map(|waiting| (rest, waiting));
+            }
         }
     }
 }
@@ -146,10 +152,15 @@ impl Drop for WaitsForTurn {
 
 /// Runs a call that is not asynchronous, and has the state of its actor meanwhile.
 pub fn with_state<R>(call: impl FnOnce() -> R) -> R {
+    struct LetsGo;
+    impl Drop for LetsGo {
+        fn drop(&mut self) {
+            context::holds_state(false);
+        }
+    }
     context::holds_state(true);
-    let done = call();
-    context::holds_state(false);
-    done
+    let _lets_go = LetsGo;
+    call()
 }
 
 /// An actor's state, which a call has until this is dropped.

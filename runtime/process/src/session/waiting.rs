@@ -3,6 +3,7 @@
 //! While an execution waits, its process takes no tasks of others, and goes on with what it has submitted itself, or its CPUs are free.
 //! What the head is told is decided in [`Waits`](crate::work::Waits).
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::owner::object::Handle;
 use crate::session::blocking::is_blocked;
 use crate::session::context::{self, Execution, Listener};
 use crate::wire::process::Process;
-use crate::work::{Left, On};
+use crate::work::{Left, On, RoomNews};
 
 /// Changes in what an execution waits for are told after this long, and each time after twice as long, so that one that
 /// waits for many thousand results at a time does not tell of each.
@@ -59,7 +60,36 @@ impl Process {
     }
 
     /// There is room for more or fewer calls in a group of the actor: the head is told, for those that wait.
-    pub fn room_has_changed(&self) {
+    pub fn room_has_changed(&self, news: RoomNews) {
+        match news {
+            RoomNews::None => {}
+            RoomNews::AtOnce => self.tell_of_room(),
+            RoomNews::Soon => {
+                self.wire.has_less_room.store(true, Ordering::SeqCst);
+                self.look_at_room();
+            }
+        }
+    }
+
+    fn look_at_room(&self) {
+        if !self.wire.looks_at_room.begin() {
+            return;
+        }
+        let process = self.clone();
+        self.vital("looking at room", async move {
+            let has_less = || process.wire.has_less_room.swap(false, Ordering::SeqCst);
+            loop {
+                tokio::time::sleep(TOLD_AFTER).await;
+                if has_less() {
+                    process.tell_of_room();
+                } else if process.wire.looks_at_room.end(|| process.wire.has_less_room.load(Ordering::SeqCst)) {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn tell_of_room(&self) {
         let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
         waits.iter().for_each(|waiting| waiting.room_has_changed());
     }

@@ -118,6 +118,9 @@ pub(crate) struct Wire {
     pub waits: DashMap<TaskId, Arc<dyn Interrupt>>,
     /// Whether somebody looks which of those last.
     pub looks_at_waits: Looks,
+    /// Whether somebody tells when there is less room in groups of the actor, and whether there is.
+    pub looks_at_room: Looks,
+    pub has_less_room: AtomicBool,
     /// Calls of the actor that the process is which wait for their turn at its state.
     pub turns: Mutex<BTreeMap<TaskId, Arc<dyn ForTurn>>>,
     /// Whether somebody looks for whom they wait.
@@ -223,6 +226,8 @@ impl Prepared {
             exits: OnceLock::new(),
             waits: DashMap::new(),
             looks_at_waits: Looks::default(),
+            looks_at_room: Looks::default(),
+            has_less_room: AtomicBool::new(false),
             turns: Mutex::default(),
             looks_at_turns: Looks::default(),
             turns_are_told: AtomicBool::new(false),

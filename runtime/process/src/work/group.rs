@@ -43,11 +43,15 @@ impl Place {
         Place::with(actor, Some(group.into()), Room { calls: most, threads: most.min(THREADS) })
     }
 
-    /// So many calls run beyond those that may. Said under the lock under which that is known. Whether those that the head was told of are to be told
-    /// of again.
-    pub fn runs_beyond(&self, beyond: u32) -> bool {
-        self.beyond.store(beyond, Ordering::SeqCst);
-        self.is_told.swap(false, Ordering::SeqCst)
+    /// So many calls run beyond those that may. Said under the lock under which that is known. What is to be told of those that the head knows to
+    /// wait here.
+    pub fn runs_beyond(&self, beyond: u32) -> RoomNews {
+        let before = self.beyond.swap(beyond, Ordering::SeqCst);
+        match self.is_told.swap(false, Ordering::SeqCst) {
+            false => RoomNews::None,
+            true if before < beyond => RoomNews::AtOnce,
+            true => RoomNews::Soon,
+        }
     }
 
     /// How many executions that wait leave no room for another here, as the head is told now: as many as may run and those beyond, or, if it
@@ -55,9 +59,27 @@ impl Place {
     pub(super) fn room_told(&self, blocks: bool) -> u32 {
         // In this order: whoever changes it meanwhile finds that it was told.
         self.is_told.store(true, Ordering::SeqCst);
-        let room = if blocks { self.room.threads } else { self.room.calls };
-        room.saturating_add(self.beyond.load(Ordering::SeqCst))
+        self.room_now(blocks)
     }
+
+    pub(super) fn room_now(&self, blocks: bool) -> u32 {
+        match blocks {
+            // Whoever runs beyond has no thread of its own.
+            true => self.room.threads,
+            false => self.room.calls.saturating_add(self.beyond.load(Ordering::SeqCst)),
+        }
+    }
+}
+
+/// What is to be told when more or fewer run in a group beyond those that may.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RoomNews {
+    /// Nothing: the head knows of nobody who waits there.
+    None,
+    /// That there is more room, before it believes in a circle that is none.
+    AtOnce,
+    /// That there is less. Streams go on and pause many times a second, and a circle stays.
+    Soon,
 }
 
 /// How many calls run at a time.

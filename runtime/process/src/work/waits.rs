@@ -157,14 +157,13 @@ impl Waits {
         is_news.then(|| HeadMessage::Waiting { lease: None, wait: self.describe(of) })
     }
 
-    /// There may be room for more or fewer where it runs: what the head is told.
+    /// There may be room for more, or else fewer, where it runs: what the head is told.
     pub(crate) fn room_has_changed(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
-        if self.count == 0 || !self.is_told {
+        if self.count == 0 || !self.is_told || self.room == 0 {
             return None;
         }
-        let before = self.room;
-        let wait = self.describe(of);
-        (self.room != before).then_some(HeadMessage::Waiting { lease: None, wait })
+        let is_as_told = self.room == of.place?.room_told(self.blocking > 0);
+        (!is_as_told).then(|| HeadMessage::Waiting { lease: None, wait: self.describe(of) })
     }
 
     /// What the head is told that does not know of it any more.
@@ -238,7 +237,7 @@ impl Waits {
 mod tests {
     use wingbeat_core::{ActorId, ProcessId};
 
-    use super::super::group::Room;
+    use super::super::group::{Room, RoomNews};
     use super::*;
 
     #[test]
@@ -292,14 +291,17 @@ mod tests {
             _ => None,
         };
         let mut waits = Waits::default();
-        assert!(!place.runs_beyond(1), "nobody was told");
+        assert_eq!(place.runs_beyond(1), RoomNews::None, "nobody was told");
         waits.add(&[(task(1), None)], false, Instant::now());
         assert_eq!(room(Some(waits.begun(&waiter, false))), Some(2));
-        assert!(place.runs_beyond(0));
+        assert_eq!(place.runs_beyond(0), RoomNews::Soon);
         assert_eq!(room(waits.room_has_changed(&waiter)), Some(1));
         assert_eq!(room(waits.room_has_changed(&waiter)), None, "it was told");
-        assert!(place.runs_beyond(2));
+        assert_eq!(place.runs_beyond(2), RoomNews::AtOnce);
         assert_eq!(room(waits.room_has_changed(&waiter)), Some(3));
+        // As many as block all threads are too many, whatever runs beside them.
+        waits.add(&[(task(2), None)], true, Instant::now());
+        assert_eq!(room(waits.room_has_changed(&waiter)), Some(1));
     }
 
     #[test]
