@@ -165,6 +165,22 @@ impl Relay {
         };
         stream::iter((0..ITEMS).map(Ok)).chain(stream::once(last))
     }
+    /// Its last item waits for a call that runs in its place, and blocks the thread of that for a task.
+    #[method(group = "one")]
+    fn blocks_beside(
+        &self,
+        begun: PathBuf,
+        gate: PathBuf,
+        pipe: PathBuf,
+    ) -> impl Stream<Item = Result<u32, Error>> + use<> {
+        let slow = wingbeat::current_handle::<RelayHandle>().map(|relay| relay.slow(begun, gate));
+        let last = async move {
+            let blocks = async { opens::remote(pipe).get_blocking() };
+            let (slow, opened) = futures::join!(slow?.get(), blocks);
+            Ok(slow? + opened?)
+        };
+        stream::iter((0..ITEMS).map(Ok)).chain(stream::once(last))
+    }
     #[method(group = "one")]
     async fn slow(&self, begun: PathBuf, gate: PathBuf) -> u32 {
         File::create(begun).unwrap();
@@ -449,6 +465,23 @@ fn a_stream_that_blocks_what_runs_beside_it_is_told_of_its_circle() {
     assert!(error.to_string().contains("deadlock"), "{error}");
     File::create(gate).unwrap();
     assert_eq!(slow.get_timeout_blocking(LIMIT).unwrap(), 7);
+}
+
+#[test]
+fn a_stream_that_blocks_a_call_for_which_it_waits_beside_others_is_in_no_circle() {
+    let _local = Local::start(2);
+    let folder = tempfile::tempdir().unwrap();
+    let [begun, gate, pipe] = ["begun", "gate", "pipe"].map(|name| folder.path().join(name));
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let mut items = Relay::remote().blocks_beside(begun.clone(), gate.clone(), pipe.clone());
+    wait_for(&begun);
+    takes_all_but_the_last(&mut items);
+    // A circle would be told by then.
+    let late = wingbeat::block_on(items.next_timeout(Duration::from_secs(2)));
+    assert!(matches!(late, Some(Err(Error::TimedOut { .. }))), "{late:?}");
+    File::create(gate).unwrap();
+    let _open = File::options().read(true).write(true).open(&pipe).unwrap();
+    assert_eq!(wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap(), 17);
 }
 
 #[test]

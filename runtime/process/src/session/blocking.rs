@@ -45,6 +45,11 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         let polled = future.as_mut().poll(&mut cx);
         drop(before);
         if let std::task::Poll::Ready(done) = polled {
+            if !is_blocked()
+                && let Some(execution) = context::current()
+            {
+                execution.blocks_no_more();
+            }
             return done;
         }
         let resting = context::current().map(|_| Resting::begin());

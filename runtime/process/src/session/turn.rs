@@ -80,11 +80,13 @@ impl Process {
                     let waits = || process.wire.waits.contains_key(*holder);
                     seen.binary_search(holder).is_ok() && (told.binary_search(holder).is_ok() || waits())
                 };
-                told = now.iter().filter(holds_up).take(TOLD).copied().collect();
+                let any_wait = || !process.wire.turns.lock().is_empty();
+                let most = if any_wait() { TOLD } else { 0 };
+                told = now.iter().filter(holds_up).take(most).copied().collect();
                 seen = now;
                 process.tell_of_turns(&told);
-                let any_wait = || !process.wire.turns.lock().is_empty();
-                if !any_wait() && process.wire.looks_at_turns.end(any_wait) {
+                // Of none if nobody waits any more.
+                if told.is_empty() && !any_wait() && process.wire.looks_at_turns.end(any_wait) {
                     return;
                 }
             }

@@ -15,12 +15,14 @@ use crate::owner::object::Handle;
 use crate::session::blocking::is_blocked;
 use crate::session::context::{self, Execution, Listener};
 use crate::wire::process::Process;
-use crate::work::{Left, On, RoomNews};
+use crate::work::{Blocks, Later, Left, On, RoomNews};
 
-/// Changes in what an execution waits for are told after this long, and each time after twice as long, so that one that
-/// waits for many thousand results at a time does not tell of each.
+/// Changes in what an execution waits for are looked at this often. What the head knows and is over is taken back then.
 const TOLD_AFTER: Duration = Duration::from_millis(100);
-const TOLD_AT_LEAST: Duration = Duration::from_secs(10);
+
+/// What is new is told after one of these looks, and each time after twice as many, so that one that waits for many thousand results at a time does
+/// not tell of each.
+const LOOKS_AT_MOST: u32 = 100;
 
 fn tell_later(execution: &Arc<Execution>) {
     // A deadlock that the head is not told of would last for ever.
@@ -28,14 +30,21 @@ fn tell_later(execution: &Arc<Execution>) {
 }
 
 async fn telling(execution: Weak<Execution>) {
-    let mut after = TOLD_AFTER;
+    let (mut looks, mut due_after) = (0, 1);
     loop {
-        tokio::time::sleep(after).await;
+        tokio::time::sleep(TOLD_AFTER).await;
+        looks += 1;
+        let is_due = looks >= due_after;
         let Some(execution) = execution.upgrade() else { return };
         let mut waits = execution.waits.lock();
-        let Some(message) = waits.told_later(&execution.waiter()) else { return };
-        execution.session.process().tell_head(message);
-        after = (after * 2).min(TOLD_AT_LEAST);
+        match waits.told_later(&execution.waiter(), is_due) {
+            Later::Tell(message) => execution.session.process().tell_head(message),
+            Later::Ask => {}
+            Later::Nothing => return,
+        }
+        if is_due {
+            (looks, due_after) = (0, (due_after * 2).min(LOOKS_AT_MOST));
+        }
     }
 }
 
@@ -106,7 +115,7 @@ pub struct Waiting {
     listener: Listener,
     on: Vec<On>,
     /// Whether the thread is blocked meanwhile.
-    blocks: bool,
+    blocks: Blocks,
     /// It waits for its turn at the state of its actor.
     is_for_turn: bool,
 }
@@ -120,13 +129,21 @@ impl Waiting {
 
     /// As [`Waiting::keep`], for tasks.
     pub(crate) fn keep_on(kept: &mut Option<Waiting>, on: impl FnOnce() -> Vec<On>) {
-        let goes_on =
-            |waiting: &Waiting| context::is_current(waiting.listener.execution()) && waiting.blocks == is_blocked();
-        if kept.as_ref().is_some_and(goes_on) {
+        if kept.as_ref().is_some_and(Waiting::goes_on) {
             return;
         }
         *kept = None;
         *kept = Waiting::begin(on());
+    }
+
+    /// Whether this is what the current execution does now.
+    fn goes_on(&self) -> bool {
+        let execution = self.listener.execution();
+        let is_as_before = || match self.blocks {
+            Some(_) => is_blocked() && self.blocks == execution.waits.lock().blocks(),
+            None => !is_blocked(),
+        };
+        context::is_current(execution) && is_as_before()
     }
 
     /// The current execution waits for these tasks; none outside of a task.
@@ -150,13 +167,13 @@ impl Waiting {
         if waits.is_over() {
             return None;
         }
-        let blocks = is_blocked() && !is_for_turn;
+        let blocks = if is_blocked() && !is_for_turn { waits.blocks() } else { None };
         waits.is_for_turn |= is_for_turn;
         if waits.add(&on, blocks, Instant::now()) {
             process.wire.waits.insert(execution.task, execution.clone());
             if execution.at_home {
                 if let Some(executor) = process.executor() {
-                    executor.begin_wait_at_home(execution.task, blocks);
+                    executor.begin_wait_at_home(execution.task, blocks.is_some());
                 }
                 waits.begun_at_home();
                 process.look_at_waits();
@@ -167,7 +184,7 @@ impl Waiting {
             }
         } else {
             if execution.at_home
-                && blocks
+                && blocks.is_some()
                 && let Some(executor) = process.executor()
             {
                 executor.begin_wait_at_home(execution.task, true);
@@ -200,6 +217,13 @@ impl Drop for Waiting {
 }
 
 impl Execution {
+    /// Its thread, which was blocked, goes on.
+    pub(crate) fn blocks_no_more(self: &Arc<Self>) {
+        if self.waits.lock().blocks_no_more() {
+            tell_later(self);
+        }
+    }
+
     /// Does what follows from the end of a wait, under the lock of its waits.
     pub(crate) fn left(&self, left: Left) {
         let Left::None(resumed) = left else { return };

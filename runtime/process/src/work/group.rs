@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use wingbeat_core::ActorId;
 use wingbeat_core::spec::TaskSpec;
@@ -12,6 +12,9 @@ pub const DEFAULT_GROUP: &str = "";
 
 /// Threads of one group at most. Synchronous calls beyond that wait; asynchronous ones need no thread of their own.
 const THREADS: u32 = 64;
+
+/// The head knows of nobody who waits in a group.
+const UNTOLD: u32 = u32::MAX;
 
 /// Where in an actor executions run. One for each concurrency group, as long as the actor's process lives.
 #[derive(Debug)]
@@ -24,8 +27,8 @@ pub struct Place {
     pub room: Room,
     /// How many run beyond that: they began in place of streams that waited for their consumers and go on now.
     beyond: AtomicU32,
-    /// Whether the head may know for how many there is room.
-    is_told: AtomicBool,
+    /// How many of those the head may know of: what it was told last, or [`UNTOLD`].
+    told: AtomicU32,
 }
 
 impl Place {
@@ -35,7 +38,7 @@ impl Place {
     }
 
     pub(super) fn with(actor: ActorId, group: Option<Box<str>>, room: Room) -> Place {
-        Place { actor, group, room, beyond: AtomicU32::new(0), is_told: AtomicBool::new(false) }
+        Place { actor, group, room, beyond: AtomicU32::new(0), told: AtomicU32::new(UNTOLD) }
     }
 
     /// Of the calls of a group that may run so many.
@@ -46,27 +49,34 @@ impl Place {
     /// So many calls run beyond those that may. Said under the lock under which that is known. What is to be told of those that the head knows to
     /// wait here.
     pub fn runs_beyond(&self, beyond: u32) -> RoomNews {
-        let before = self.beyond.swap(beyond, Ordering::SeqCst);
-        match self.is_told.swap(false, Ordering::SeqCst) {
-            false => RoomNews::None,
-            true if before < beyond => RoomNews::AtOnce,
-            true => RoomNews::Soon,
+        self.beyond.store(beyond, Ordering::SeqCst);
+        match self.told.load(Ordering::SeqCst) {
+            UNTOLD => RoomNews::None,
+            told if told == beyond => RoomNews::None,
+            told if told > beyond => RoomNews::Soon,
+            _ => {
+                // Whoever waits is told of it, and says so again.
+                self.told.store(UNTOLD, Ordering::SeqCst);
+                RoomNews::AtOnce
+            }
         }
     }
 
     /// How many executions that wait leave no room for another here, as the head is told now: as many as may run and those beyond, or, if it
     /// `blocks` its thread, as have a thread each.
     pub(super) fn room_told(&self, blocks: bool) -> u32 {
-        // In this order: whoever changes it meanwhile finds that it was told.
-        self.is_told.store(true, Ordering::SeqCst);
-        self.room_now(blocks)
-    }
-
-    pub(super) fn room_now(&self, blocks: bool) -> u32 {
-        match blocks {
+        if blocks {
             // Whoever runs beyond has no thread of its own.
-            true => self.room.threads,
-            false => self.room.calls.saturating_add(self.beyond.load(Ordering::SeqCst)),
+            return self.room.threads;
+        }
+        loop {
+            // In this order: whoever changes it meanwhile finds that less was told.
+            self.told.store(0, Ordering::SeqCst);
+            let beyond = self.beyond.load(Ordering::SeqCst);
+            self.told.store(beyond, Ordering::SeqCst);
+            if self.beyond.load(Ordering::SeqCst) == beyond {
+                return self.room.calls.saturating_add(beyond);
+            }
         }
     }
 }

@@ -39,16 +39,21 @@ pub(crate) struct Waits {
     frees_cpus: bool,
     /// How many of them block the thread.
     blocking: usize,
+    /// How often it has blocked the thread before.
+    was_blocked: u32,
     /// Whether the head was told of any of them.
     is_told: bool,
     /// Of one at home that was not told: whether it was looked at before.
     was_seen: bool,
-    /// How many of them are for each task, and what it is a call of.
-    on: BTreeMap<TaskId, (usize, Option<Producer>)>,
+    on: BTreeMap<TaskId, Awaited>,
     /// It waits for its turn at the state of its actor, and for nothing else.
     pub(crate) is_for_turn: bool,
     /// Whether the head does not know all of this.
     changed: bool,
+    /// Whether it may wait for less than the head knows.
+    is_stale: bool,
+    /// What is waited for changes, and the head was told that it does not know it.
+    is_in_flux: bool,
     /// Whether somebody will tell it.
     is_told_later: bool,
     /// It waits for the consumer of its stream, and others run in its place: what else it waits for holds up nobody.
@@ -57,6 +62,26 @@ pub(crate) struct Waits {
     room: u32,
     /// The execution has ended: it waits for nothing, whatever it has left behind.
     is_over: bool,
+}
+
+/// A task that is waited for.
+struct Awaited {
+    /// How many of the waits are for it, and how many of these block the thread.
+    count: usize,
+    blocking: usize,
+    producer: Option<Producer>,
+}
+
+/// By which number a wait blocks its thread, if it does: see [`Waits::blocks`].
+pub(crate) type Blocks = Option<u32>;
+
+/// What the head is told that waits changed.
+pub(crate) enum Later {
+    Tell(HeadMessage),
+    /// Nothing yet.
+    Ask,
+    /// Nothing, until something changes again.
+    Nothing,
 }
 
 /// What became of the waits of an execution.
@@ -76,17 +101,37 @@ impl Waits {
         self.waited + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
+    /// What is added now blocks the thread, until [`Waits::blocks_no_more`].
+    pub(crate) fn blocks(&self) -> Blocks {
+        Some(self.was_blocked)
+    }
+
+    /// The thread goes on, also if something is left that was waited for while it was blocked. Whether somebody is to call [`Waits::told_later`] in
+    /// a while.
+    pub(crate) fn blocks_no_more(&mut self) -> bool {
+        self.was_blocked = self.was_blocked.wrapping_add(1);
+        if std::mem::take(&mut self.blocking) == 0 {
+            return false;
+        }
+        self.on.values_mut().for_each(|awaited| awaited.blocking = 0);
+        self.is_stale = true;
+        self.has_changed()
+    }
+
     /// One more, which blocks the thread or not. Whether it is the first: then one of [`Waits::begun`] and [`Waits::begun_at_home`] follows, else
     /// [`Waits::has_changed`].
-    pub(crate) fn add(&mut self, on: &[On], blocks: bool, now: Instant) -> bool {
+    pub(crate) fn add(&mut self, on: &[On], blocks: Blocks, now: Instant) -> bool {
+        let blocking = usize::from(blocks.is_some());
         self.count += 1;
-        self.blocking += usize::from(blocks);
+        self.blocking += blocking;
         if self.count == 1 {
             self.since = Some(now);
-            self.changed = false;
+            (self.changed, self.is_stale, self.is_in_flux) = (false, false, false);
         }
         for (task, producer) in on {
-            self.on.entry(*task).or_insert((0, *producer)).0 += 1;
+            let awaited = self.on.entry(*task).or_insert(Awaited { count: 0, blocking: 0, producer: *producer });
+            awaited.count += 1;
+            awaited.blocking += blocking;
         }
         self.count == 1
     }
@@ -126,24 +171,27 @@ impl Waits {
     }
 
     /// One less, which was added with these words.
-    pub(crate) fn remove(&mut self, of: &Waiter<'_>, on: &[On], blocks: bool, now: Instant) -> Left {
+    pub(crate) fn remove(&mut self, of: &Waiter<'_>, on: &[On], blocks: Blocks, now: Instant) -> Left {
         if self.is_over {
             return Left::Some(false);
         }
+        let blocking = usize::from(blocks == self.blocks());
         self.count -= 1;
-        self.blocking -= usize::from(blocks);
+        self.blocking -= blocking;
         if self.count == 0 {
             self.waited = self.waited(now);
             self.since = None;
         }
         for (task, _) in on {
-            if let Some((count, _)) = self.on.get_mut(task) {
-                *count -= 1;
-                if *count == 0 {
+            if let Some(awaited) = self.on.get_mut(task) {
+                awaited.count -= 1;
+                awaited.blocking -= blocking;
+                if awaited.count == 0 {
                     self.on.remove(task);
                 }
             }
         }
+        self.is_stale = true;
         match self.count {
             0 => Left::None(self.is_told.then_some(HeadMessage::Resumed { lease: of.lease, task: of.task })),
             _ => Left::Some(self.has_changed()),
@@ -185,14 +233,20 @@ impl Waits {
         (Some(self.told(of)), false)
     }
 
-    /// What the head is told when some time has passed since [`Waits::has_changed`]. If there is something, this is to be called again.
-    pub(crate) fn told_later(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
-        if self.count == 0 || !self.is_told || !std::mem::take(&mut self.changed) {
+    /// What the head is told when some time has passed since [`Waits::has_changed`], or was before. What it knows and is over is taken back at once,
+    /// since it may see a circle in that. What is new has time: it `is_due` after a while.
+    pub(crate) fn told_later(&mut self, of: &Waiter<'_>, is_due: bool) -> Later {
+        if self.count == 0 || !self.is_told || !(self.changed || self.is_in_flux) {
             self.is_told_later = false;
-            return None;
+            return Later::Nothing;
         }
+        if !is_due && (self.is_in_flux || !self.is_stale) {
+            return Later::Ask;
+        }
+        self.is_in_flux = !is_due;
+        self.changed = false;
         // Without a lease: that its CPUs are free is known already.
-        Some(HeadMessage::Waiting { lease: None, wait: self.describe(of) })
+        Later::Tell(HeadMessage::Waiting { lease: None, wait: self.describe(of) })
     }
 
     /// While all of this is waited for, the process runs something else, or no longer: what the head is told.
@@ -212,12 +266,16 @@ impl Waits {
     fn describe(&mut self, of: &Waiter<'_>) -> Wait {
         let callee = |call: &Producer| Callee { actor: call.actor, group: call.group.into() };
         let most = if self.is_paused { 0 } else { TOLD };
-        let on = self.on.iter().take(most).map(|(task, (_, producer))| (*task, producer.as_ref().map(callee)));
-        let on: Vec<_> = on.collect();
+        // While the thread is blocked, it is what blocks it that must go on first.
+        let is_first = |awaited: &Awaited| self.blocking == 0 || awaited.blocking > 0;
+        let on = self.on.iter().filter(|(_, awaited)| is_first(awaited)).take(most);
+        let on: Vec<_> = on.map(|(task, awaited)| (*task, awaited.producer.as_ref().map(callee))).collect();
+        self.is_stale = false;
         // One that waits for nobody takes no room.
         self.room = of.place.filter(|_| !on.is_empty()).map_or(0, |place| place.room_told(self.blocking > 0));
         let within = of.place.map(|place| Within { actor: place.actor, group: place.group.clone(), room: self.room });
-        Wait { task: of.task, name: of.name.to_owned(), within, is_for_turn: self.is_for_turn, on }
+        let (is_for_turn, is_in_flux) = (self.is_for_turn, self.is_in_flux);
+        Wait { task: of.task, name: of.name.to_owned(), within, is_for_turn, is_in_flux, on }
     }
 
     /// Whether there is any.
@@ -248,7 +306,7 @@ mod tests {
         let after = |ms| begun + Duration::from_millis(ms);
         let mut waits = Waits::default();
         for seq in [1, 2] {
-            waits.add(&[(task(seq), None)], false, begun);
+            waits.add(&[(task(seq), None)], None, begun);
         }
         waits.begun(&waiter, false);
         assert!(waits.frees_cpus());
@@ -257,7 +315,7 @@ mod tests {
         assert!(matches!(left, Some(Left::None(Some(HeadMessage::Resumed { lease: Some(LeaseId(1)), .. })))));
         assert!(!waits.has_any() && !waits.is_for(task(1)));
         // Each is dropped some time, and nobody hears of it.
-        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], false, after(20)), Left::Some(false)));
+        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], None, after(20)), Left::Some(false)));
         assert_eq!(waits.waited(after(30)), Duration::from_millis(10));
         assert!(waits.end(&waiter, after(40)).is_none());
     }
@@ -274,7 +332,7 @@ mod tests {
         };
         assert_eq!(told(waits.pauses(&waiter, true)), None);
         assert_eq!(told(waits.pauses(&waiter, false)), None);
-        waits.add(&[(task(1), None)], false, now);
+        waits.add(&[(task(1), None)], None, now);
         waits.begun(&waiter, false);
         assert_eq!(told(waits.pauses(&waiter, false)), None, "that is no news");
         assert_eq!(told(waits.pauses(&waiter, true)), Some(0));
@@ -292,16 +350,74 @@ mod tests {
         };
         let mut waits = Waits::default();
         assert_eq!(place.runs_beyond(1), RoomNews::None, "nobody was told");
-        waits.add(&[(task(1), None)], false, Instant::now());
+        waits.add(&[(task(1), None)], None, Instant::now());
         assert_eq!(room(Some(waits.begun(&waiter, false))), Some(2));
         assert_eq!(place.runs_beyond(0), RoomNews::Soon);
         assert_eq!(room(waits.room_has_changed(&waiter)), Some(1));
         assert_eq!(room(waits.room_has_changed(&waiter)), None, "it was told");
-        assert_eq!(place.runs_beyond(2), RoomNews::AtOnce);
+        assert_eq!(place.runs_beyond(1), RoomNews::AtOnce);
+        assert_eq!(place.runs_beyond(2), RoomNews::None, "it will be told of both");
         assert_eq!(room(waits.room_has_changed(&waiter)), Some(3));
         // As many as block all threads are too many, whatever runs beside them.
-        waits.add(&[(task(2), None)], true, Instant::now());
+        let blocks = waits.blocks();
+        waits.add(&[(task(2), None)], blocks, Instant::now());
         assert_eq!(room(waits.room_has_changed(&waiter)), Some(1));
+    }
+
+    #[test]
+    fn what_was_told_and_is_over_is_taken_back_before_what_is_new_is_told() {
+        let task = |seq| TaskId { owner: ProcessId(1), seq };
+        let waiter = Waiter { task: task(0), name: "loops", place: None, lease: None };
+        let now = Instant::now();
+        let mut waits = Waits::default();
+        let told = |later| match later {
+            Later::Tell(HeadMessage::Waiting { wait, .. }) => Some((wait.is_in_flux, wait.on.len())),
+            _ => None,
+        };
+        let add = |waits: &mut Waits, seq| waits.add(&[(task(seq), None)], None, now);
+        let remove = |waits: &mut Waits, seq| waits.remove(&waiter, &[(task(seq), None)], None, now);
+        add(&mut waits, 1);
+        waits.begun(&waiter, false);
+        add(&mut waits, 2);
+        assert!(waits.has_changed());
+        assert!(matches!(waits.told_later(&waiter, false), Later::Ask), "what is new has time");
+        assert!(matches!(remove(&mut waits, 1), Left::Some(false)), "somebody looks");
+        assert_eq!(told(waits.told_later(&waiter, false)), Some((true, 1)));
+        add(&mut waits, 3);
+        waits.has_changed();
+        remove(&mut waits, 2);
+        assert!(matches!(waits.told_later(&waiter, false), Later::Ask), "the head knows that it does not know");
+        assert_eq!(told(waits.told_later(&waiter, true)), Some((false, 1)));
+        assert!(matches!(waits.told_later(&waiter, false), Later::Nothing));
+        assert!(waits.has_changed(), "nobody looks any more");
+    }
+
+    #[test]
+    fn what_was_waited_for_on_a_blocked_thread_blocks_it_no_more_when_that_goes_on() {
+        let task = |seq| TaskId { owner: ProcessId(1), seq };
+        let place = Place::with(ActorId(1), Some("io".into()), Room { calls: 1_000, threads: 64 });
+        let waiter = Waiter { task: task(0), name: "loads", place: Some(&place), lease: None };
+        let now = Instant::now();
+        let mut waits = Waits::default();
+        let told = |later| match later {
+            Later::Tell(HeadMessage::Waiting { wait, .. }) => wait.within.map(|within| (within.room, wait.on.len())),
+            _ => None,
+        };
+        // As in `join!(a.get(), async { select(b.get(), c.get()) on a blocked thread })`, of which `b` is kept.
+        waits.add(&[(task(1), None)], None, now);
+        waits.begun(&waiter, false);
+        let blocks = waits.blocks();
+        for seq in [2, 3] {
+            waits.add(&[(task(seq), None)], blocks, now);
+        }
+        waits.has_changed();
+        assert_eq!(told(waits.told_later(&waiter, true)), Some((64, 2)), "what blocks it must go on first");
+        waits.remove(&waiter, &[(task(3), None)], blocks, now);
+        waits.blocks_no_more();
+        assert_ne!(waits.blocks(), blocks);
+        assert_eq!(told(waits.told_later(&waiter, true)), Some((1_000, 2)));
+        waits.remove(&waiter, &[(task(2), None)], blocks, now);
+        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], None, now), Left::None(_)));
     }
 
     #[test]
@@ -312,17 +428,18 @@ mod tests {
         let waiter = Waiter { task: task(0), name: "loads", place: Some(&place), lease: None };
         let now = Instant::now();
         let mut waits = Waits::default();
-        let room_told = |waits: &mut Waits| match waits.told_later(&waiter) {
-            Some(HeadMessage::Waiting { wait, .. }) => wait.within.map(|within| within.room),
+        let room_told = |waits: &mut Waits| match waits.told_later(&waiter, true) {
+            Later::Tell(HeadMessage::Waiting { wait, .. }) => wait.within.map(|within| within.room),
             _ => None,
         };
         // As in `join!(a.get(), async { b.get_blocking() })`.
-        waits.add(&[(task(1), None)], false, now);
+        waits.add(&[(task(1), None)], None, now);
         waits.begun(&waiter, false);
-        waits.add(&[(task(2), None)], true, now);
+        let blocks = waits.blocks();
+        waits.add(&[(task(2), None)], blocks, now);
         assert!(waits.has_changed());
         assert_eq!(room_told(&mut waits), Some(64));
-        waits.remove(&waiter, &[(task(2), None)], true, now);
+        waits.remove(&waiter, &[(task(2), None)], blocks, now);
         assert_eq!(room_told(&mut waits), Some(1_000));
     }
 }
