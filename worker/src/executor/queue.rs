@@ -4,7 +4,6 @@
 //! [`wingbeat_process::work`].
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -20,7 +19,7 @@ use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{
-    self, Actor, Become, Cancelled, GaveBack, Held, Next, Place, Refused, RoomNews, Takes, ThreadCalls,
+    self, Actor, Become, ByGroup, Cancelled, GaveBack, Held, Next, Place, Refused, RoomNews, Takes, ThreadCalls,
 };
 use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work, note};
 
@@ -41,7 +40,7 @@ pub(super) struct State {
     /// Threads that wait otherwise than for [`Queue::arrived`], in a runtime: of users, or of the IO. Until they are woken.
     takers: Vec<Waker>,
     /// Threads of an actor that wait in their runtimes, by concurrency group.
-    lanes: BTreeMap<String, Waiting>,
+    lanes: ByGroup<Waiting>,
 }
 
 /// Threads of a concurrency group that wait for a call, by what they have under way. Until they are woken.
@@ -77,7 +76,7 @@ impl State {
     /// Who is to look, of all groups, since calls have come.
     fn takers_of_calls(&mut self) -> Vec<Waker> {
         let mut takers = std::mem::take(&mut self.takers);
-        for (group, waiting) in &mut self.lanes {
+        for (group, waiting) in self.lanes.iter_mut() {
             if let Some(takes) = self.work.wants(group) {
                 takers.append(waiting.those(takes));
             }
@@ -235,8 +234,8 @@ impl Queue {
         if let Some(next) = self.take_call(&mut state, group, thread) {
             return Poll::Ready(next);
         }
-        if !state.lanes.contains_key(group) {
-            state.lanes.insert(group.to_owned(), Waiting::default());
+        if state.lanes.get(group).is_none() {
+            state.lanes.insert(group, Waiting::default());
         }
         if let Some(waiting) = state.lanes.get_mut(group) {
             remember(waiting.those(thread.takes()), cx);

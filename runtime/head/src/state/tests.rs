@@ -410,7 +410,6 @@ impl Bench {
             name: "t".into(),
             within: None,
             is_for_turn: false,
-            is_in_flux: false,
             on: Vec::new(),
         };
         self.says(process, HeadMessage::Waiting { lease: Some(lease), wait });

@@ -226,7 +226,7 @@ impl Waits {
     fn blockers(&self, task: TaskId) -> Vec<(TaskId, Vec<TaskId>)> {
         #[cfg(test)]
         self.looks.set(self.looks.get() + 1);
-        let Some((_, wait)) = self.waits.get(&task).filter(|(_, wait)| !wait.is_in_flux) else { return Vec::new() };
+        let Some((_, wait)) = self.waits.get(&task) else { return Vec::new() };
         let mut blockers = Vec::new();
         for (on, callee) in &wait.on {
             if self.waits.contains_key(on) {
@@ -319,7 +319,6 @@ mod tests {
             name: format!("execution {seq}"),
             within: actor.map(|(actor, room)| Within { actor: ActorId(actor), group: Some("".into()), room }),
             is_for_turn: false,
-            is_in_flux: false,
             on: on.iter().map(|(seq, actor)| (task(*seq), actor.map(|actor| callee(actor, "")))).collect(),
         }
     }
@@ -333,14 +332,7 @@ mod tests {
         let within =
             Within { actor: ActorId(100), group: group.map(Into::into), room: if group.is_some() { 2 } else { 1 } };
         let on = vec![(task(on.0), Some(callee(100, on.1)))];
-        Wait {
-            task: task(seq),
-            name: format!("execution {seq}"),
-            within: Some(within),
-            is_for_turn: false,
-            is_in_flux: false,
-            on,
-        }
+        Wait { task: task(seq), name: format!("execution {seq}"), within: Some(within), is_for_turn: false, on }
     }
 
     #[test]
@@ -480,17 +472,6 @@ mod tests {
         assert!(waits.begin(0, ProcessId(20), last()));
         assert!(waits.begin(CONFIRM_AFTER - 1, ProcessId(20), last()));
         assert_eq!(waits.confirmed(CONFIRM_AFTER).len(), 1);
-    }
-
-    #[test]
-    fn what_changes_right_now_is_in_no_circle() {
-        let mut waits = Waits::default();
-        let last = |is_in_flux| Wait { is_in_flux, ..wait(2, Some((200, 1)), &[(3, Some(100))]) };
-        waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))]));
-        assert!(!waits.begin(0, ProcessId(20), last(true)));
-        assert!(waits.begin(10, ProcessId(20), last(false)));
-        assert!(!waits.begin(20, ProcessId(20), last(true)));
-        assert_eq!(waits.confirmed(10 + CONFIRM_AFTER).len(), 0);
     }
 
     #[test]

@@ -32,8 +32,6 @@ pub struct Wait {
     pub within: Option<Within>,
     /// Whether it waits for its turn at the state of its actor, which these have: it cannot be told that it waits in vain.
     pub is_for_turn: bool,
-    /// What it waits for changes, and what is said of it here may be over: it is in no circle.
-    pub is_in_flux: bool,
     /// The tasks whose results it waits for, and of each what it is a call of.
     pub on: Vec<(TaskId, Option<Callee>)>,
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use wingbeat_net::spin::Resting;
 
-use crate::session::context;
+use crate::session::context::{self, Execution};
 use crate::session::session::Session;
 
 thread_local! {
@@ -29,6 +29,13 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             BLOCKS.set(self.0);
         }
     }
+    /// The execution whose thread goes on when this is dropped.
+    struct Blocked(Option<Arc<Execution>>);
+    impl Drop for Blocked {
+        fn drop(&mut self) {
+            self.0.iter().for_each(|execution| execution.thread_is_blocked(false));
+        }
+    }
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
         fn wake(self: Arc<Self>) {
@@ -40,18 +47,16 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     // Inside of a runtime, tokio gives a task a budget of 128 steps, and then has it yield. Nothing renews the budget while
     // this thread blocks, so that the 129th wait would never end.
     let mut future = std::pin::pin!(tokio::task::coop::unconstrained(future));
+    // Within another, it is the outer one that goes on.
+    let blocked = Blocked(if is_blocked() { None } else { context::current() });
     loop {
         let before = Before(BLOCKS.replace(true));
         let polled = future.as_mut().poll(&mut cx);
         drop(before);
         if let std::task::Poll::Ready(done) = polled {
-            if !is_blocked()
-                && let Some(execution) = context::current()
-            {
-                execution.blocks_no_more();
-            }
             return done;
         }
+        blocked.0.iter().for_each(|execution| execution.thread_is_blocked(true));
         let resting = context::current().map(|_| Resting::begin());
         std::thread::park();
         drop(resting);

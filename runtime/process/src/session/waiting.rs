@@ -15,9 +15,9 @@ use crate::owner::object::Handle;
 use crate::session::blocking::is_blocked;
 use crate::session::context::{self, Execution, Listener};
 use crate::wire::process::Process;
-use crate::work::{Blocks, Later, Left, On, RoomNews};
+use crate::work::{Later, Left, On, RoomNews};
 
-/// Changes in what an execution waits for are looked at this often. What the head knows and is over is taken back then.
+/// What an execution waits for is looked at this often while it changes. What the head was told and is over is taken back then.
 const TOLD_AFTER: Duration = Duration::from_millis(100);
 
 /// What is new is told after one of these looks, and each time after twice as many, so that one that waits for many thousand results at a time does
@@ -39,7 +39,7 @@ async fn telling(execution: Weak<Execution>) {
         let mut waits = execution.waits.lock();
         match waits.told_later(&execution.waiter(), is_due) {
             Later::Tell(message) => execution.session.process().tell_head(message),
-            Later::Ask => {}
+            Later::Ask => continue,
             Later::Nothing => return,
         }
         if is_due {
@@ -114,8 +114,8 @@ impl Process {
 pub struct Waiting {
     listener: Listener,
     on: Vec<On>,
-    /// Whether the thread is blocked meanwhile.
-    blocks: Blocks,
+    /// Whether a thread is blocked for it.
+    blocks: bool,
     /// It waits for its turn at the state of its actor.
     is_for_turn: bool,
 }
@@ -129,21 +129,13 @@ impl Waiting {
 
     /// As [`Waiting::keep`], for tasks.
     pub(crate) fn keep_on(kept: &mut Option<Waiting>, on: impl FnOnce() -> Vec<On>) {
-        if kept.as_ref().is_some_and(Waiting::goes_on) {
+        let goes_on =
+            |waiting: &Waiting| context::is_current(waiting.listener.execution()) && waiting.blocks == is_blocked();
+        if kept.as_ref().is_some_and(goes_on) {
             return;
         }
         *kept = None;
         *kept = Waiting::begin(on());
-    }
-
-    /// Whether this is what the current execution does now.
-    fn goes_on(&self) -> bool {
-        let execution = self.listener.execution();
-        let is_as_before = || match self.blocks {
-            Some(_) => is_blocked() && self.blocks == execution.waits.lock().blocks(),
-            None => !is_blocked(),
-        };
-        context::is_current(execution) && is_as_before()
     }
 
     /// The current execution waits for these tasks; none outside of a task.
@@ -167,13 +159,13 @@ impl Waiting {
         if waits.is_over() {
             return None;
         }
-        let blocks = if is_blocked() && !is_for_turn { waits.blocks() } else { None };
+        let blocks = is_blocked() && !is_for_turn;
         waits.is_for_turn |= is_for_turn;
         if waits.add(&on, blocks, Instant::now()) {
             process.wire.waits.insert(execution.task, execution.clone());
             if execution.at_home {
                 if let Some(executor) = process.executor() {
-                    executor.begin_wait_at_home(execution.task, blocks.is_some());
+                    executor.begin_wait_at_home(execution.task, blocks);
                 }
                 waits.begun_at_home();
                 process.look_at_waits();
@@ -184,7 +176,7 @@ impl Waiting {
             }
         } else {
             if execution.at_home
-                && blocks.is_some()
+                && blocks
                 && let Some(executor) = process.executor()
             {
                 executor.begin_wait_at_home(execution.task, true);
@@ -217,9 +209,9 @@ impl Drop for Waiting {
 }
 
 impl Execution {
-    /// Its thread, which was blocked, goes on.
-    pub(crate) fn blocks_no_more(self: &Arc<Self>) {
-        if self.waits.lock().blocks_no_more() {
+    /// Its thread does nothing else, or goes on.
+    pub(crate) fn thread_is_blocked(self: &Arc<Self>, is_blocked: bool) {
+        if self.waits.lock().thread_is_blocked(is_blocked) {
             tell_later(self);
         }
     }

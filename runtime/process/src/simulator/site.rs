@@ -67,7 +67,7 @@ struct Waiting {
 impl Waiting {
     fn begin(site: &Site, on: Vec<On>) -> Option<Waiting> {
         let execution = site.execution.as_ref()?;
-        let is_first = execution.waits.borrow_mut().add(&on, None, site.shared.instant());
+        let is_first = execution.waits.borrow_mut().add(&on, false, site.shared.instant());
         assert!(is_first, "a program waits for one thing at a time");
         if execution.is_at_home {
             site.process.begin_wait_at_home(execution, &site.shared);
@@ -86,7 +86,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let Waiting { site, on } = self;
         let Some(execution) = site.execution.as_ref().filter(|_| site.process.is_alive.get()) else { return };
-        let left = execution.waits.borrow_mut().remove(&execution.waiter(), on, None, site.shared.instant());
+        let left = execution.waits.borrow_mut().remove(&execution.waiter(), on, false, site.shared.instant());
         if let Left::None(Some(resumed)) = left {
             site.tell_head(resumed);
         }

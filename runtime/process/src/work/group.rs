@@ -1,9 +1,8 @@
 //! The calls of one concurrency group of an actor: how many run, and on which of its threads.
 
-use std::collections::VecDeque;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use wingbeat_core::ActorId;
 use wingbeat_core::spec::TaskSpec;
 
@@ -13,8 +12,61 @@ pub const DEFAULT_GROUP: &str = "";
 /// Threads of one group at most. Synchronous calls beyond that wait; asynchronous ones need no thread of their own.
 const THREADS: u32 = 64;
 
-/// The head knows of nobody who waits in a group.
-const UNTOLD: u32 = u32::MAX;
+/// Calls that run beyond those that may: they began in place of streams that waited for their consumers and go on now.
+#[derive(Default, Debug)]
+struct Beyond {
+    count: u32,
+    /// Of how many the head was told last; none if it knows of nobody who waits there.
+    told: Option<u32>,
+}
+
+/// Something of each concurrency group of an actor. Every call looks for its own, and most are of the default group.
+pub struct ByGroup<T> {
+    default: Option<T>,
+    named: BTreeMap<String, T>,
+}
+
+impl<T> Default for ByGroup<T> {
+    fn default() -> Self {
+        ByGroup { default: None, named: BTreeMap::new() }
+    }
+}
+
+impl<T> ByGroup<T> {
+    /// That of a group.
+    pub fn get(&self, group: &str) -> Option<&T> {
+        if group == DEFAULT_GROUP { self.default.as_ref() } else { self.named.get(group) }
+    }
+
+    /// As [`ByGroup::get`].
+    pub fn get_mut(&mut self, group: &str) -> Option<&mut T> {
+        if group == DEFAULT_GROUP { self.default.as_mut() } else { self.named.get_mut(group) }
+    }
+
+    /// Takes that of a group, in place of another.
+    pub fn insert(&mut self, group: &str, of: T) {
+        match group {
+            DEFAULT_GROUP => self.default = Some(of),
+            _ => drop(self.named.insert(group.to_owned(), of)),
+        }
+    }
+
+    /// All of them.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.default.iter().chain(self.named.values())
+    }
+
+    /// All of them.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.default.iter_mut().chain(self.named.values_mut())
+    }
+
+    /// All of them, by name.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut T)> {
+        let named = self.named.iter_mut().map(|(name, of)| (name.as_str(), of));
+        self.default.iter_mut().map(|of| (DEFAULT_GROUP, of)).chain(named)
+    }
+}
 
 /// Where in an actor executions run. One for each concurrency group, as long as the actor's process lives.
 #[derive(Debug)]
@@ -25,10 +77,7 @@ pub struct Place {
     pub group: Option<Box<str>>,
     /// How many calls may run there.
     pub room: Room,
-    /// How many run beyond that: they began in place of streams that waited for their consumers and go on now.
-    beyond: AtomicU32,
-    /// How many of those the head may know of: what it was told last, or [`UNTOLD`].
-    told: AtomicU32,
+    beyond: Mutex<Beyond>,
 }
 
 impl Place {
@@ -38,7 +87,7 @@ impl Place {
     }
 
     pub(super) fn with(actor: ActorId, group: Option<Box<str>>, room: Room) -> Place {
-        Place { actor, group, room, beyond: AtomicU32::new(0), told: AtomicU32::new(UNTOLD) }
+        Place { actor, group, room, beyond: Mutex::default() }
     }
 
     /// Of the calls of a group that may run so many.
@@ -49,16 +98,16 @@ impl Place {
     /// So many calls run beyond those that may. Said under the lock under which that is known. What is to be told of those that the head knows to
     /// wait here.
     pub fn runs_beyond(&self, beyond: u32) -> RoomNews {
-        self.beyond.store(beyond, Ordering::SeqCst);
-        match self.told.load(Ordering::SeqCst) {
-            UNTOLD => RoomNews::None,
-            told if told == beyond => RoomNews::None,
-            told if told > beyond => RoomNews::Soon,
-            _ => {
+        let mut known = self.beyond.lock();
+        known.count = beyond;
+        match known.told {
+            Some(told) if told > beyond => RoomNews::Soon,
+            Some(told) if told < beyond => {
                 // Whoever waits is told of it, and says so again.
-                self.told.store(UNTOLD, Ordering::SeqCst);
+                known.told = None;
                 RoomNews::AtOnce
             }
+            _ => RoomNews::None,
         }
     }
 
@@ -69,15 +118,9 @@ impl Place {
             // Whoever runs beyond has no thread of its own.
             return self.room.threads;
         }
-        loop {
-            // In this order: whoever changes it meanwhile finds that less was told.
-            self.told.store(0, Ordering::SeqCst);
-            let beyond = self.beyond.load(Ordering::SeqCst);
-            self.told.store(beyond, Ordering::SeqCst);
-            if self.beyond.load(Ordering::SeqCst) == beyond {
-                return self.room.calls.saturating_add(beyond);
-            }
-        }
+        let mut known = self.beyond.lock();
+        known.told = Some(known.count);
+        self.room.calls.saturating_add(known.count)
     }
 }
 

@@ -6,7 +6,7 @@ mod held;
 mod queue;
 mod waits;
 
-pub use group::{DEFAULT_GROUP, Place, RoomNews, Takes, ThreadCalls, group_of};
+pub use group::{ByGroup, DEFAULT_GROUP, Place, RoomNews, Takes, ThreadCalls, group_of};
 pub use held::Held;
 pub use queue::{Actor, Become, Cancelled, GaveBack, Next, Queue, Refused};
-pub(crate) use waits::{Blocks, Later, Left, On, Waiter, Waits};
+pub(crate) use waits::{Later, Left, On, Waiter, Waits};

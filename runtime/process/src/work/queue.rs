@@ -8,7 +8,7 @@ use std::sync::Arc;
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, LeaseId, ProcessId, TaskId};
 
-use super::group::{DEFAULT_GROUP, Group, Takes, ThreadCalls, group_of};
+use super::group::{ByGroup, DEFAULT_GROUP, Group, Takes, ThreadCalls, group_of};
 
 /// Something to start.
 pub enum Next {
@@ -92,7 +92,7 @@ pub struct Queue<R> {
     /// With who sent them, their lease and their number on it.
     tasks: VecDeque<(ProcessId, LeaseId, u64, Arc<TaskSpec>)>,
     /// Of the actor, by name. None before it is one.
-    groups: BTreeMap<String, Group>,
+    groups: ByGroup<Group>,
     /// The actor that it is to become, until the main thread takes it out.
     to_become: Option<Box<Become>>,
     /// Set once: an actor ends with its process.
@@ -147,7 +147,7 @@ impl<R> Default for Queue<R> {
     fn default() -> Self {
         Queue {
             tasks: VecDeque::new(),
-            groups: BTreeMap::new(),
+            groups: ByGroup::default(),
             to_become: None,
             actor: None,
             lease: None,
@@ -501,9 +501,9 @@ impl<R: Clone> Queue<R> {
         let mut main = Group::new(actor.spec.max_concurrency);
         // The main thread, which makes the actor, takes its calls.
         main.starts_thread();
-        self.groups.insert(DEFAULT_GROUP.to_owned(), main);
+        self.groups.insert(DEFAULT_GROUP, main);
         for (name, most) in &actor.spec.groups {
-            self.groups.insert(name.clone(), Group::new(*most));
+            self.groups.insert(name, Group::new(*most));
         }
         self.to_become = Some(Box::new(actor));
     }

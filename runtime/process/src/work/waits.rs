@@ -37,23 +37,22 @@ pub(crate) struct Waits {
     waited: Duration,
     /// Whether the head counts the CPUs as free.
     frees_cpus: bool,
-    /// How many of them block the thread.
+    /// How many of them are waits of a thread that is blocked for them.
     blocking: usize,
-    /// How often it has blocked the thread before.
-    was_blocked: u32,
+    /// Whether it is right now.
+    is_blocked: bool,
     /// Whether the head was told of any of them.
     is_told: bool,
     /// Of one at home that was not told: whether it was looked at before.
     was_seen: bool,
     on: BTreeMap<TaskId, Awaited>,
+    /// Which of these the head was told of, in order, and whether one of them may be over, or the thread goes on.
+    told: Vec<TaskId>,
+    is_stale: bool,
     /// It waits for its turn at the state of its actor, and for nothing else.
     pub(crate) is_for_turn: bool,
-    /// Whether the head does not know all of this.
+    /// Whether there is something that the head was not told of.
     changed: bool,
-    /// Whether it may wait for less than the head knows.
-    is_stale: bool,
-    /// What is waited for changes, and the head was told that it does not know it.
-    is_in_flux: bool,
     /// Whether somebody will tell it.
     is_told_later: bool,
     /// It waits for the consumer of its stream, and others run in its place: what else it waits for holds up nobody.
@@ -66,14 +65,13 @@ pub(crate) struct Waits {
 
 /// A task that is waited for.
 struct Awaited {
-    /// How many of the waits are for it, and how many of these block the thread.
+    /// How many of the waits are for it, and for how many of these the thread is blocked.
     count: usize,
     blocking: usize,
+    /// Whether it was waited for when it was looked before.
+    was_seen: bool,
     producer: Option<Producer>,
 }
-
-/// By which number a wait blocks its thread, if it does: see [`Waits::blocks`].
-pub(crate) type Blocks = Option<u32>;
 
 /// What the head is told that waits changed.
 pub(crate) enum Later {
@@ -101,37 +99,31 @@ impl Waits {
         self.waited + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// What is added now blocks the thread, until [`Waits::blocks_no_more`].
-    pub(crate) fn blocks(&self) -> Blocks {
-        Some(self.was_blocked)
+    /// The thread does nothing else as long as these waits last that it is blocked for, or goes on, though some may be left. Whether somebody is to
+    /// call [`Waits::told_later`] in a while.
+    pub(crate) fn thread_is_blocked(&mut self, is_blocked: bool) -> bool {
+        let is_news = self.is_blocked != is_blocked && self.blocking > 0;
+        self.is_blocked = is_blocked;
+        self.is_stale |= is_news && !is_blocked;
+        is_news && self.has_changed()
     }
 
-    /// The thread goes on, also if something is left that was waited for while it was blocked. Whether somebody is to call [`Waits::told_later`] in
-    /// a while.
-    pub(crate) fn blocks_no_more(&mut self) -> bool {
-        self.was_blocked = self.was_blocked.wrapping_add(1);
-        if std::mem::take(&mut self.blocking) == 0 {
-            return false;
-        }
-        self.on.values_mut().for_each(|awaited| awaited.blocking = 0);
-        self.is_stale = true;
-        self.has_changed()
-    }
-
-    /// One more, which blocks the thread or not. Whether it is the first: then one of [`Waits::begun`] and [`Waits::begun_at_home`] follows, else
-    /// [`Waits::has_changed`].
-    pub(crate) fn add(&mut self, on: &[On], blocks: Blocks, now: Instant) -> bool {
-        let blocking = usize::from(blocks.is_some());
+    /// One more, for which the thread is blocked or not. Whether it is the first: then one of [`Waits::begun`] and [`Waits::begun_at_home`] follows,
+    /// else [`Waits::has_changed`].
+    pub(crate) fn add(&mut self, on: &[On], blocks: bool, now: Instant) -> bool {
         self.count += 1;
-        self.blocking += blocking;
+        self.blocking += usize::from(blocks);
+        self.is_blocked |= blocks;
         if self.count == 1 {
             self.since = Some(now);
-            (self.changed, self.is_stale, self.is_in_flux) = (false, false, false);
+            (self.changed, self.is_stale) = (false, false);
+            self.told.clear();
         }
         for (task, producer) in on {
-            let awaited = self.on.entry(*task).or_insert(Awaited { count: 0, blocking: 0, producer: *producer });
+            let new = Awaited { count: 0, blocking: 0, was_seen: false, producer: *producer };
+            let awaited = self.on.entry(*task).or_insert(new);
             awaited.count += 1;
-            awaited.blocking += blocking;
+            awaited.blocking += usize::from(blocks);
         }
         self.count == 1
     }
@@ -171,27 +163,28 @@ impl Waits {
     }
 
     /// One less, which was added with these words.
-    pub(crate) fn remove(&mut self, of: &Waiter<'_>, on: &[On], blocks: Blocks, now: Instant) -> Left {
+    pub(crate) fn remove(&mut self, of: &Waiter<'_>, on: &[On], blocks: bool, now: Instant) -> Left {
         if self.is_over {
             return Left::Some(false);
         }
-        let blocking = usize::from(blocks == self.blocks());
         self.count -= 1;
-        self.blocking -= blocking;
+        self.blocking -= usize::from(blocks);
         if self.count == 0 {
             self.waited = self.waited(now);
             self.since = None;
         }
         for (task, _) in on {
-            if let Some(awaited) = self.on.get_mut(task) {
-                awaited.count -= 1;
-                awaited.blocking -= blocking;
-                if awaited.count == 0 {
-                    self.on.remove(task);
-                }
+            let Some(awaited) = self.on.get_mut(task) else { continue };
+            awaited.count -= 1;
+            awaited.blocking -= usize::from(blocks);
+            let is_over = awaited.count == 0;
+            if is_over || blocks && awaited.blocking == 0 {
+                self.is_stale |= self.told.binary_search(task).is_ok();
+            }
+            if is_over {
+                self.on.remove(task);
             }
         }
-        self.is_stale = true;
         match self.count {
             0 => Left::None(self.is_told.then_some(HeadMessage::Resumed { lease: of.lease, task: of.task })),
             _ => Left::Some(self.has_changed()),
@@ -202,7 +195,7 @@ impl Waits {
     pub(crate) fn pauses(&mut self, of: &Waiter<'_>, pauses: bool) -> Option<HeadMessage> {
         let is_news = self.is_paused != pauses && self.count > 0 && self.is_told;
         self.is_paused = pauses;
-        is_news.then(|| HeadMessage::Waiting { lease: None, wait: self.describe(of) })
+        is_news.then(|| self.said_again(of, |_, _| true))
     }
 
     /// There may be room for more, or else fewer, where it runs: what the head is told.
@@ -210,8 +203,8 @@ impl Waits {
         if self.count == 0 || !self.is_told || self.room == 0 {
             return None;
         }
-        let is_as_told = self.room == of.place?.room_told(self.blocking > 0);
-        (!is_as_told).then(|| HeadMessage::Waiting { lease: None, wait: self.describe(of) })
+        let is_as_told = self.room == of.place?.room_told(self.is_held_up());
+        (!is_as_told).then(|| self.said_again(of, |awaited, was_told| was_told || awaited.was_seen))
     }
 
     /// What the head is told that does not know of it any more.
@@ -233,20 +226,32 @@ impl Waits {
         (Some(self.told(of)), false)
     }
 
-    /// What the head is told when some time has passed since [`Waits::has_changed`], or was before. What it knows and is over is taken back at once,
-    /// since it may see a circle in that. What is new has time: it `is_due` after a while.
+    /// What the head is told when some time has passed since [`Waits::has_changed`], or since this was called last. What it was told and is over is taken
+    /// back at once, since it may see a circle in that. What is new is told if it lasts, and only if that `is_due`.
     pub(crate) fn told_later(&mut self, of: &Waiter<'_>, is_due: bool) -> Later {
-        if self.count == 0 || !self.is_told || !(self.changed || self.is_in_flux) {
+        // All is said when a stream goes on.
+        if self.count == 0 || !self.is_told || self.is_paused || !(self.changed || self.is_stale) {
             self.is_told_later = false;
             return Later::Nothing;
         }
-        if !is_due && (self.is_in_flux || !self.is_stale) {
-            return Later::Ask;
+        let is_over = self.is_stale;
+        let before = (self.told.clone(), self.room);
+        let news = match (is_due, is_over) {
+            (true, _) => Some(self.said_again(of, |awaited, was_told| was_told || awaited.was_seen)),
+            (false, true) => Some(self.said_again(of, |_, was_told| was_told)),
+            (false, false) => None,
+        };
+        let (told, is_held_up) = (&self.told, self.is_held_up());
+        let named = self.on.iter_mut().filter(|(_, awaited)| !is_held_up || awaited.blocking > 0).take(TOLD);
+        let mut are_untold = named.filter(|(task, _)| told.binary_search(task).is_err()).peekable();
+        if is_due {
+            self.changed = are_untold.peek().is_some();
         }
-        self.is_in_flux = !is_due;
-        self.changed = false;
-        // Without a lease: that its CPUs are free is known already.
-        Later::Tell(HeadMessage::Waiting { lease: None, wait: self.describe(of) })
+        are_untold.for_each(|(_, awaited)| awaited.was_seen = true);
+        match news.filter(|_| is_over || before != (self.told.clone(), self.room)) {
+            Some(news) => Later::Tell(news),
+            None => Later::Ask,
+        }
     }
 
     /// While all of this is waited for, the process runs something else, or no longer: what the head is told.
@@ -260,22 +265,32 @@ impl Waits {
     }
 
     fn told(&mut self, of: &Waiter<'_>) -> HeadMessage {
-        HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait: self.describe(of) }
+        HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait: self.describe(of, |_, _| true) }
     }
 
-    fn describe(&mut self, of: &Waiter<'_>) -> Wait {
+    /// Without a lease: that its CPUs are free is known already.
+    fn said_again(&mut self, of: &Waiter<'_>, which: impl Fn(&Awaited, bool) -> bool) -> HeadMessage {
+        HeadMessage::Waiting { lease: None, wait: self.describe(of, which) }
+    }
+
+    /// Whether nothing goes on before what its thread is blocked for.
+    fn is_held_up(&self) -> bool {
+        self.is_blocked && self.blocking > 0
+    }
+
+    /// With those for which `which` says so, given whether the head was told of each before.
+    fn describe(&mut self, of: &Waiter<'_>, which: impl Fn(&Awaited, bool) -> bool) -> Wait {
         let callee = |call: &Producer| Callee { actor: call.actor, group: call.group.into() };
-        let most = if self.is_paused { 0 } else { TOLD };
-        // While the thread is blocked, it is what blocks it that must go on first.
-        let is_first = |awaited: &Awaited| self.blocking == 0 || awaited.blocking > 0;
-        let on = self.on.iter().filter(|(_, awaited)| is_first(awaited)).take(most);
-        let on: Vec<_> = on.map(|(task, awaited)| (*task, awaited.producer.as_ref().map(callee))).collect();
+        let (most, is_held_up) = (if self.is_paused { 0 } else { TOLD }, self.is_held_up());
+        let first = self.on.iter().filter(|(_, awaited)| !is_held_up || awaited.blocking > 0).take(most);
+        let named = first.filter(|(task, awaited)| which(awaited, self.told.binary_search(task).is_ok()));
+        let on: Vec<_> = named.map(|(task, awaited)| (*task, awaited.producer.as_ref().map(callee))).collect();
+        self.told = on.iter().map(|(task, _)| *task).collect();
         self.is_stale = false;
         // One that waits for nobody takes no room.
-        self.room = of.place.filter(|_| !on.is_empty()).map_or(0, |place| place.room_told(self.blocking > 0));
+        self.room = of.place.filter(|_| !on.is_empty()).map_or(0, |place| place.room_told(is_held_up));
         let within = of.place.map(|place| Within { actor: place.actor, group: place.group.clone(), room: self.room });
-        let (is_for_turn, is_in_flux) = (self.is_for_turn, self.is_in_flux);
-        Wait { task: of.task, name: of.name.to_owned(), within, is_for_turn, is_in_flux, on }
+        Wait { task: of.task, name: of.name.to_owned(), within, is_for_turn: self.is_for_turn, on }
     }
 
     /// Whether there is any.
@@ -306,7 +321,7 @@ mod tests {
         let after = |ms| begun + Duration::from_millis(ms);
         let mut waits = Waits::default();
         for seq in [1, 2] {
-            waits.add(&[(task(seq), None)], None, begun);
+            waits.add(&[(task(seq), None)], false, begun);
         }
         waits.begun(&waiter, false);
         assert!(waits.frees_cpus());
@@ -315,7 +330,7 @@ mod tests {
         assert!(matches!(left, Some(Left::None(Some(HeadMessage::Resumed { lease: Some(LeaseId(1)), .. })))));
         assert!(!waits.has_any() && !waits.is_for(task(1)));
         // Each is dropped some time, and nobody hears of it.
-        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], None, after(20)), Left::Some(false)));
+        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], false, after(20)), Left::Some(false)));
         assert_eq!(waits.waited(after(30)), Duration::from_millis(10));
         assert!(waits.end(&waiter, after(40)).is_none());
     }
@@ -332,7 +347,7 @@ mod tests {
         };
         assert_eq!(told(waits.pauses(&waiter, true)), None);
         assert_eq!(told(waits.pauses(&waiter, false)), None);
-        waits.add(&[(task(1), None)], None, now);
+        waits.add(&[(task(1), None)], false, now);
         waits.begun(&waiter, false);
         assert_eq!(told(waits.pauses(&waiter, false)), None, "that is no news");
         assert_eq!(told(waits.pauses(&waiter, true)), Some(0));
@@ -350,18 +365,20 @@ mod tests {
         };
         let mut waits = Waits::default();
         assert_eq!(place.runs_beyond(1), RoomNews::None, "nobody was told");
-        waits.add(&[(task(1), None)], None, Instant::now());
+        waits.add(&[(task(1), None)], false, Instant::now());
         assert_eq!(room(Some(waits.begun(&waiter, false))), Some(2));
         assert_eq!(place.runs_beyond(0), RoomNews::Soon);
         assert_eq!(room(waits.room_has_changed(&waiter)), Some(1));
         assert_eq!(room(waits.room_has_changed(&waiter)), None, "it was told");
-        assert_eq!(place.runs_beyond(1), RoomNews::AtOnce);
-        assert_eq!(place.runs_beyond(2), RoomNews::None, "it will be told of both");
+        assert_eq!(place.runs_beyond(2), RoomNews::AtOnce);
         assert_eq!(room(waits.room_has_changed(&waiter)), Some(3));
         // As many as block all threads are too many, whatever runs beside them.
-        let blocks = waits.blocks();
-        waits.add(&[(task(2), None)], blocks, Instant::now());
-        assert_eq!(room(waits.room_has_changed(&waiter)), Some(1));
+        waits.add(&[(task(2), None)], true, Instant::now());
+        assert_eq!(room(waits.room_has_changed(&waiter)), Some(0), "whether that lasts is not known yet");
+        waits.has_changed();
+        assert!(matches!(waits.told_later(&waiter, true), Later::Ask));
+        let Later::Tell(lasts) = waits.told_later(&waiter, true) else { panic!("it has lasted") };
+        assert_eq!(room(Some(lasts)), Some(1));
     }
 
     #[test]
@@ -371,53 +388,63 @@ mod tests {
         let now = Instant::now();
         let mut waits = Waits::default();
         let told = |later| match later {
-            Later::Tell(HeadMessage::Waiting { wait, .. }) => Some((wait.is_in_flux, wait.on.len())),
+            Later::Tell(HeadMessage::Waiting { wait, .. }) => Some(wait.on.iter().map(|(on, _)| on.seq).collect()),
+            Later::Ask => Some(Vec::new()),
             _ => None,
         };
-        let add = |waits: &mut Waits, seq| waits.add(&[(task(seq), None)], None, now);
-        let remove = |waits: &mut Waits, seq| waits.remove(&waiter, &[(task(seq), None)], None, now);
+        let add = |waits: &mut Waits, seq| waits.add(&[(task(seq), None)], false, now);
+        let remove = |waits: &mut Waits, seq| waits.remove(&waiter, &[(task(seq), None)], false, now);
+        let nothing = Some(Vec::new());
         add(&mut waits, 1);
         waits.begun(&waiter, false);
         add(&mut waits, 2);
         assert!(waits.has_changed());
-        assert!(matches!(waits.told_later(&waiter, false), Later::Ask), "what is new has time");
-        assert!(matches!(remove(&mut waits, 1), Left::Some(false)), "somebody looks");
-        assert_eq!(told(waits.told_later(&waiter, false)), Some((true, 1)));
+        assert_eq!(told(waits.told_later(&waiter, true)), nothing, "what is new must last");
         add(&mut waits, 3);
-        waits.has_changed();
-        remove(&mut waits, 2);
-        assert!(matches!(waits.told_later(&waiter, false), Later::Ask), "the head knows that it does not know");
-        assert_eq!(told(waits.told_later(&waiter, true)), Some((false, 1)));
-        assert!(matches!(waits.told_later(&waiter, false), Later::Nothing));
+        assert_eq!(told(waits.told_later(&waiter, false)), nothing, "and be due");
+        assert_eq!(told(waits.told_later(&waiter, true)), Some(vec![1, 2, 3]));
+        add(&mut waits, 4);
+        assert!(matches!(remove(&mut waits, 2), Left::Some(false)), "somebody looks");
+        assert_eq!(told(waits.told_later(&waiter, false)), Some(vec![1, 3]));
+        remove(&mut waits, 4);
+        add(&mut waits, 5);
+        assert_eq!(told(waits.told_later(&waiter, false)), nothing, "what was not told is not taken back");
+        remove(&mut waits, 5);
+        assert_eq!(told(waits.told_later(&waiter, true)), nothing);
+        assert_eq!(told(waits.told_later(&waiter, true)), None);
         assert!(waits.has_changed(), "nobody looks any more");
     }
 
     #[test]
-    fn what_was_waited_for_on_a_blocked_thread_blocks_it_no_more_when_that_goes_on() {
+    fn what_a_thread_was_blocked_for_holds_up_the_rest_only_while_it_is_blocked() {
         let task = |seq| TaskId { owner: ProcessId(1), seq };
         let place = Place::with(ActorId(1), Some("io".into()), Room { calls: 1_000, threads: 64 });
         let waiter = Waiter { task: task(0), name: "loads", place: Some(&place), lease: None };
         let now = Instant::now();
         let mut waits = Waits::default();
-        let told = |later| match later {
+        let told = |waits: &mut Waits, is_due| match waits.told_later(&waiter, is_due) {
             Later::Tell(HeadMessage::Waiting { wait, .. }) => wait.within.map(|within| (within.room, wait.on.len())),
             _ => None,
         };
-        // As in `join!(a.get(), async { select(b.get(), c.get()) on a blocked thread })`, of which `b` is kept.
-        waits.add(&[(task(1), None)], None, now);
+        let looks_twice = |waits: &mut Waits| told(waits, true).or_else(|| told(waits, true));
+        // As in `join!(a.get(), async { block_on(select(b.get(), c.get())) })`, of which `b` is kept.
+        waits.add(&[(task(1), None)], false, now);
         waits.begun(&waiter, false);
-        let blocks = waits.blocks();
         for seq in [2, 3] {
-            waits.add(&[(task(seq), None)], blocks, now);
+            waits.add(&[(task(seq), None)], true, now);
         }
         waits.has_changed();
-        assert_eq!(told(waits.told_later(&waiter, true)), Some((64, 2)), "what blocks it must go on first");
-        waits.remove(&waiter, &[(task(3), None)], blocks, now);
-        waits.blocks_no_more();
-        assert_ne!(waits.blocks(), blocks);
-        assert_eq!(told(waits.told_later(&waiter, true)), Some((1_000, 2)));
-        waits.remove(&waiter, &[(task(2), None)], blocks, now);
-        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], None, now), Left::None(_)));
+        assert_eq!(told(&mut waits, true), Some((0, 0)), "it waits for none of those that the head knows");
+        assert_eq!(told(&mut waits, true), Some((64, 2)));
+        waits.remove(&waiter, &[(task(3), None)], true, now);
+        waits.thread_is_blocked(false);
+        assert_eq!(told(&mut waits, false), Some((1_000, 1)), "that there is more room is told at once");
+        assert_eq!(looks_twice(&mut waits), Some((1_000, 2)));
+        // The next `block_on` need not poll what is kept.
+        waits.thread_is_blocked(true);
+        assert_eq!(looks_twice(&mut waits), Some((64, 1)));
+        waits.remove(&waiter, &[(task(2), None)], true, now);
+        assert!(matches!(waits.remove(&waiter, &[(task(1), None)], false, now), Left::None(_)));
     }
 
     #[test]
@@ -428,18 +455,19 @@ mod tests {
         let waiter = Waiter { task: task(0), name: "loads", place: Some(&place), lease: None };
         let now = Instant::now();
         let mut waits = Waits::default();
-        let room_told = |waits: &mut Waits| match waits.told_later(&waiter, true) {
+        let look = |waits: &mut Waits| match waits.told_later(&waiter, true) {
             Later::Tell(HeadMessage::Waiting { wait, .. }) => wait.within.map(|within| within.room),
             _ => None,
         };
+        // What is new must last from one look to the next.
+        let room_told = |waits: &mut Waits| [look(waits), look(waits)];
         // As in `join!(a.get(), async { b.get_blocking() })`.
-        waits.add(&[(task(1), None)], None, now);
+        waits.add(&[(task(1), None)], false, now);
         waits.begun(&waiter, false);
-        let blocks = waits.blocks();
-        waits.add(&[(task(2), None)], blocks, now);
+        waits.add(&[(task(2), None)], true, now);
         assert!(waits.has_changed());
-        assert_eq!(room_told(&mut waits), Some(64));
-        waits.remove(&waiter, &[(task(2), None)], blocks, now);
-        assert_eq!(room_told(&mut waits), Some(1_000));
+        assert_eq!(room_told(&mut waits), [Some(0), Some(64)]);
+        waits.remove(&waiter, &[(task(2), None)], true, now);
+        assert_eq!(room_told(&mut waits), [Some(0), Some(1_000)]);
     }
 }

@@ -245,7 +245,6 @@ fn waits(bench: &mut Bench, on: ProcessId, seq: u64, actor: Option<(u64, u32)>, 
         name: format!("execution {seq}"),
         within: actor.map(|(id, room)| Within { actor: ActorId(id), group: Some("".into()), room }),
         is_for_turn: false,
-        is_in_flux: false,
         on: for_.iter().map(|(seq, actor)| (task(*seq), actor.map(callee))).collect(),
     };
     bench.says(on, HeadMessage::Waiting { lease: None, wait });

@@ -358,7 +358,6 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
         name: "parent".into(),
         within: None,
         is_for_turn: false,
-        is_in_flux: false,
         on: vec![(child, None)],
     };
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
@@ -370,14 +369,8 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
     let class = class.strip_suffix(&format!(" ({})", ActorId(5))).unwrap();
     let callee = wingbeat_net::messages::Callee { actor: ActorId(5), group: "".into() };
     let on = vec![(child, Some(callee))];
-    let wait = Wait {
-        task: TaskId { owner: DRIVER, seq: 1 },
-        name: "parent".into(),
-        within: None,
-        is_for_turn: false,
-        is_in_flux: false,
-        on,
-    };
+    let wait =
+        Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "parent".into(), within: None, is_for_turn: false, on };
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
     let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
     assert_says(&text, &[&format!("parent waits for {child} (a call of {class})")]);
@@ -395,7 +388,6 @@ fn what_waits_in_a_placement_group_keeps_its_bundle_from_what_it_waits_for() {
         name: "train".into(),
         within: None,
         is_for_turn: false,
-        is_in_flux: false,
         on: vec![(child, None)],
     };
     bench.demand(OTHER, cpus(1.0), 1);
