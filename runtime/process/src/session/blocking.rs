@@ -29,11 +29,13 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             BLOCKS.set(self.0);
         }
     }
-    /// The execution whose thread goes on when this is dropped.
+    /// The execution whose thread goes on when this is dropped, unless it is blocked from outside of it.
     struct Blocked(Option<Arc<Execution>>);
     impl Drop for Blocked {
         fn drop(&mut self) {
-            self.0.iter().for_each(|execution| execution.thread_is_blocked(false));
+            if let Some(execution) = self.0.take().filter(|_| !is_blocked()) {
+                execution.thread_is_blocked(false);
+            }
         }
     }
     struct Unpark(std::thread::Thread);
@@ -47,8 +49,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     // Inside of a runtime, tokio gives a task a budget of 128 steps, and then has it yield. Nothing renews the budget while
     // this thread blocks, so that the 129th wait would never end.
     let mut future = std::pin::pin!(tokio::task::coop::unconstrained(future));
-    // Within another, it is the outer one that goes on.
-    let blocked = Blocked(if is_blocked() { None } else { context::current() });
+    let blocked = Blocked(context::current());
     loop {
         let before = Before(BLOCKS.replace(true));
         let polled = future.as_mut().poll(&mut cx);

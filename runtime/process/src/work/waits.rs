@@ -102,18 +102,22 @@ impl Waits {
     /// The thread does nothing else as long as these waits last that it is blocked for, or goes on, though some may be left. Whether somebody is to
     /// call [`Waits::told_later`] in a while.
     pub(crate) fn thread_is_blocked(&mut self, is_blocked: bool) -> bool {
-        let is_news = self.is_blocked != is_blocked && self.blocking > 0;
+        let was_held_up = self.is_held_up();
         self.is_blocked = is_blocked;
-        self.is_stale |= is_news && !is_blocked;
+        let is_news = was_held_up != self.is_held_up();
+        self.is_stale |= is_news;
         is_news && self.has_changed()
     }
 
     /// One more, for which the thread is blocked or not. Whether it is the first: then one of [`Waits::begun`] and [`Waits::begun_at_home`] follows,
     /// else [`Waits::has_changed`].
     pub(crate) fn add(&mut self, on: &[On], blocks: bool, now: Instant) -> bool {
+        let was_held_up = self.is_held_up();
         self.count += 1;
         self.blocking += usize::from(blocks);
         self.is_blocked |= blocks;
+        // What else it waits for must wait.
+        self.is_stale |= was_held_up != self.is_held_up();
         if self.count == 1 {
             self.since = Some(now);
             (self.changed, self.is_stale) = (false, false);
@@ -248,7 +252,9 @@ impl Waits {
             self.changed = are_untold.peek().is_some();
         }
         are_untold.for_each(|(_, awaited)| awaited.was_seen = true);
-        match news.filter(|_| is_over || before != (self.told.clone(), self.room)) {
+        // Said again sometimes, since the head may have told of a circle when this was not waited for.
+        let is_news = is_due && is_over || before != (self.told.clone(), self.room);
+        match news.filter(|_| is_news) {
             Some(news) => Later::Tell(news),
             None => Later::Ask,
         }
