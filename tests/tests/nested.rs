@@ -40,6 +40,17 @@ async fn fib(n: u64, pids: bool) -> (u64, Vec<u32>) {
     (sum, all.into_iter().collect::<BTreeSet<u32>>().into_iter().collect())
 }
 
+/// Blocks its thread while it waits for the second: what is under way there does not go on.
+#[wingbeat::remote]
+async fn fib_that_blocks(n: u64) -> wingbeat::Result<u64> {
+    if n < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        return Ok(n);
+    }
+    let (a, b) = (fib_that_blocks::remote(n - 1), fib_that_blocks::remote(n - 2));
+    Ok(a.await? + b.get_blocking()?)
+}
+
 #[wingbeat::remote]
 fn fib_blocking(n: u64) -> u64 {
     if n < 2 {
@@ -56,6 +67,17 @@ fn a_recursion_needs_few_processes() {
     assert_eq!(value, 377);
     assert!(pids.len() <= 64, "1,219 tasks ran in {} processes", pids.len());
     assert_eq!(fib_blocking::remote(11).get_blocking().unwrap(), 89);
+}
+
+#[test]
+fn asynchronous_tasks_that_block_threads_on_which_others_are_that_they_wait_for_are_told_so() {
+    let _local = Local::start(2);
+    for _ in 0..4 {
+        match fib_that_blocks::remote(6).get_timeout_blocking(LIMIT) {
+            Ok(sum) => assert_eq!(sum, 8),
+            Err(error) => assert!(error.to_string().contains("(whose thread is blocked)"), "{error}"),
+        }
+    }
 }
 
 #[wingbeat::remote]

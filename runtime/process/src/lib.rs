@@ -25,6 +25,7 @@ pub use owner::object::Handle;
 pub use owner::outbound::Outbound;
 pub use session::actor::ActorHandle;
 pub use session::arguments::{Arguments, CallArgs};
+pub use session::beside::UnderWay;
 pub use session::blocking::block_on;
 pub use session::get::{ReadyFuture, Value, ValueFuture};
 pub use session::pressure::memory_is;

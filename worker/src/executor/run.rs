@@ -22,7 +22,7 @@ use wingbeat_process::arguments::Incoming;
 use wingbeat_process::context::{self, Execution};
 use wingbeat_process::registry::{Finished, Item, OutputValues, Running};
 use wingbeat_process::work::ThreadCalls;
-use wingbeat_process::{Arguments, Handle, Session};
+use wingbeat_process::{Arguments, Handle, Session, UnderWay};
 
 use super::queue::{Credit, Queue};
 use super::threads::{inside, outside, polled_outside};
@@ -157,16 +157,21 @@ impl<'a> Call<'a> {
             && let Some(values) = self.queue.session.bring_in(&self.spec.args, false).now_or_never()
         {
             return match self.start(function, values, start) {
-                Ok(running) => Some(Box::pin(async move {
-                    let ended = self.go_on(running).await;
-                    self.answer(begun, ended);
-                })),
+                Ok(running) => {
+                    let under_way = UnderWay::begin(&self.execution);
+                    Some(Box::pin(async move {
+                        let ended = self.go_on(running).await;
+                        drop(under_way);
+                        self.answer(begun, ended);
+                    }))
+                }
                 Err(ended) => {
                     self.answer(begun, ended);
                     None
                 }
             };
         }
+        let under_way = UnderWay::begin(&self.execution);
         Some(Box::pin(async move {
             let patient = self.execution.place.is_some();
             let arriving = self.execution.scope(self.queue.session.bring_in(&self.spec.args, patient));
@@ -175,6 +180,7 @@ impl<'a> Call<'a> {
                 Ok(running) => self.go_on(running).await,
                 Err(ended) => ended,
             };
+            drop(under_way);
             self.answer(begun, ended);
         }))
     }
@@ -371,6 +377,7 @@ impl<'a> Call<'a> {
             false => ThreadCalls { counted, paused: paused - 1 },
         };
         if let Some(place) = &self.execution.place {
+            self.execution.has_place(!pauses);
             self.queue.pauses(place, &self.spec, pauses, beside);
             if !pauses {
                 self.execution.pauses(false);

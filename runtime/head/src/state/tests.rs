@@ -8,7 +8,7 @@ use wingbeat_core::spec::*;
 use wingbeat_core::*;
 use wingbeat_net::messages::{
     DeviceInfo, Explanation, HeadEvent, HeadMessage, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Running,
-    RunningLease, Subject, Wait, WorkerDeath,
+    RunningLease, Subject, Wait, WaitsFor, WorkerDeath,
 };
 
 use super::facts::{BundlePlace, KeptActor};
@@ -409,7 +409,7 @@ impl Bench {
             task: TaskId { owner: process, seq },
             name: "t".into(),
             within: None,
-            is_for_turn: false,
+            waits_for: WaitsFor::Results,
             on: Vec::new(),
         };
         self.says(process, HeadMessage::Waiting { lease: Some(lease), wait });

@@ -7,7 +7,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use wingbeat_core::{ActorId, LeaseId, ProcessId, TaskId};
-use wingbeat_net::messages::{Callee, HeadEvent, Wait, Within};
+use wingbeat_net::messages::{Callee, HeadEvent, Wait, WaitsFor, Within};
 
 use super::{Millis, State};
 
@@ -98,9 +98,10 @@ impl Waits {
         circles
     }
 
-    /// The first of a circle that can be told that it waits in vain, as whoever waits for its turn cannot, and what it is told.
+    /// The first of a circle that can be told that it waits in vain, as whoever waits for its turn or its thread cannot, and what it is told.
     fn told(&self, mut circle: Vec<TaskId>) -> Option<Circle> {
-        let can_be_told = |task: &TaskId| self.waits.get(task).is_some_and(|(_, wait)| !wait.is_for_turn);
+        let can_be_told =
+            |task: &TaskId| self.waits.get(task).is_some_and(|(_, wait)| wait.waits_for == WaitsFor::Results);
         let first = circle.iter().position(can_be_told)?;
         circle.rotate_left(first);
         let task = circle[0];
@@ -174,7 +175,11 @@ impl Waits {
     }
 
     fn name(&self, task: TaskId) -> String {
-        self.waits.get(&task).map_or_else(|| task.to_string(), |(_, wait)| wait.name.clone())
+        let Some((_, wait)) = self.waits.get(&task) else { return task.to_string() };
+        match wait.waits_for {
+            WaitsFor::Thread => format!("{} (whose thread is blocked)", wait.name),
+            WaitsFor::Results | WaitsFor::Turn => wait.name.clone(),
+        }
     }
 
     /// The executions that `task` waits for, through others, and that can never go on; none if it can.
@@ -318,7 +323,7 @@ mod tests {
             task: task(seq),
             name: format!("execution {seq}"),
             within: actor.map(|(actor, room)| Within { actor: ActorId(actor), group: Some("".into()), room }),
-            is_for_turn: false,
+            waits_for: WaitsFor::Results,
             on: on.iter().map(|(seq, actor)| (task(*seq), actor.map(|actor| callee(actor, "")))).collect(),
         }
     }
@@ -332,7 +337,13 @@ mod tests {
         let within =
             Within { actor: ActorId(100), group: group.map(Into::into), room: if group.is_some() { 2 } else { 1 } };
         let on = vec![(task(on.0), Some(callee(100, on.1)))];
-        Wait { task: task(seq), name: format!("execution {seq}"), within: Some(within), is_for_turn: false, on }
+        Wait {
+            task: task(seq),
+            name: format!("execution {seq}"),
+            within: Some(within),
+            waits_for: WaitsFor::Results,
+            on,
+        }
     }
 
     #[test]
@@ -395,7 +406,11 @@ mod tests {
         let mut waits = Waits::default();
         // 1 has the state, and waits for 2, which waits for its turn.
         assert!(!waits.begin(0, ProcessId(10), wait(1, Some((100, 8)), &[(2, Some(100))])));
-        assert!(waits.begin(0, ProcessId(10), Wait { is_for_turn: true, ..wait(2, Some((100, 8)), &[(1, None)]) }));
+        assert!(waits.begin(
+            0,
+            ProcessId(10),
+            Wait { waits_for: WaitsFor::Turn, ..wait(2, Some((100, 8)), &[(1, None)]) }
+        ));
         let circles = waits.confirmed(CONFIRM_AFTER);
         let [circle] = &circles[..] else { panic!("{} circles", circles.len()) };
         assert_eq!((circle.task, circle.on), (task(1), task(2)));
@@ -472,6 +487,17 @@ mod tests {
         assert!(waits.begin(0, ProcessId(20), last()));
         assert!(waits.begin(CONFIRM_AFTER - 1, ProcessId(20), last()));
         assert_eq!(waits.confirmed(CONFIRM_AFTER).len(), 1);
+    }
+
+    #[test]
+    fn whoever_blocks_the_thread_of_one_that_it_waits_for_is_told() {
+        let mut waits = Waits::default();
+        waits.begin(0, ProcessId(10), wait(1, None, &[(2, None)]));
+        let on_its_thread = Wait { waits_for: WaitsFor::Thread, ..wait(2, None, &[(1, None)]) };
+        assert!(waits.begin(0, ProcessId(10), on_its_thread));
+        let circle = waits.confirmed(CONFIRM_AFTER).remove(0);
+        assert_eq!((circle.task, circle.on), (task(1), task(2)));
+        assert_eq!(circle.members, ["execution 1", "execution 2 (whose thread is blocked)", "execution 1"]);
     }
 
     #[test]

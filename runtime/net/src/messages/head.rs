@@ -30,10 +30,21 @@ pub struct Wait {
     pub name: String,
     /// Where it runs, if in an actor.
     pub within: Option<Within>,
-    /// Whether it waits for its turn at the state of its actor, which these have: it cannot be told that it waits in vain.
-    pub is_for_turn: bool,
-    /// The tasks whose results it waits for, and of each what it is a call of.
+    /// What it waits for that these have.
+    pub waits_for: WaitsFor,
+    /// The tasks that it waits for, and of each what it is a call of.
     pub on: Vec<(TaskId, Option<Callee>)>,
+}
+
+/// What an execution waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum WaitsFor {
+    /// The results of tasks. It can be told that it does so in vain.
+    Results,
+    /// Its turn at the state of its actor, which these have.
+    Turn,
+    /// Its thread, which another blocks.
+    Thread,
 }
 
 /// Where in an actor an execution runs.

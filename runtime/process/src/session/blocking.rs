@@ -1,39 +1,27 @@
 //! How threads of users wait.
 
-use std::cell::Cell;
 use std::future::Future;
 use std::sync::Arc;
 
 use wingbeat_net::spin::Resting;
 
+use crate::session::beside::Blocks;
+use crate::session::blocked::{Polls, is_blocked};
 use crate::session::context::{self, Execution};
 use crate::session::session::Session;
-
-thread_local! {
-    /// Whether this thread does nothing else while it waits.
-    static BLOCKS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread does nothing else while it waits.
-pub(crate) fn is_blocked() -> bool {
-    BLOCKS.get()
-}
 
 /// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime. Inside, nothing else of that
 /// runtime's thread goes on meanwhile: a `future` that waits for a timer or task of the same thread never ends.
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    /// Also where what is polled panics.
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            BLOCKS.set(self.0);
-        }
-    }
     /// The execution whose thread goes on when this is dropped, unless it is blocked from outside of it.
-    struct Blocked(Option<Arc<Execution>>);
+    struct Blocked {
+        execution: Option<Arc<Execution>>,
+        holds_up: Option<Blocks>,
+    }
     impl Drop for Blocked {
         fn drop(&mut self) {
-            if let Some(execution) = self.0.take().filter(|_| !is_blocked()) {
+            drop(self.holds_up.take());
+            if let Some(execution) = self.execution.take().filter(|_| !is_blocked()) {
                 execution.thread_is_blocked(false);
             }
         }
@@ -49,16 +37,21 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     // Inside of a runtime, tokio gives a task a budget of 128 steps, and then has it yield. Nothing renews the budget while
     // this thread blocks, so that the 129th wait would never end.
     let mut future = std::pin::pin!(tokio::task::coop::unconstrained(future));
-    let blocked = Blocked(context::current());
+    let mut blocked = Blocked { execution: context::current(), holds_up: None };
     loop {
-        let before = Before(BLOCKS.replace(true));
+        let polls = Polls::begin();
         let polled = future.as_mut().poll(&mut cx);
-        drop(before);
+        drop(polls);
         if let std::task::Poll::Ready(done) = polled {
             return done;
         }
-        blocked.0.iter().for_each(|execution| execution.thread_is_blocked(true));
-        let resting = context::current().map(|_| Resting::begin());
+        if let Blocked { execution: Some(execution), holds_up } = &mut blocked {
+            execution.thread_is_blocked(true);
+            if holds_up.is_none() {
+                *holds_up = Blocks::begin(execution);
+            }
+        }
+        let resting = blocked.execution.is_some().then(Resting::begin);
         std::thread::park();
         drop(resting);
     }

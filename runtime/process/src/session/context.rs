@@ -17,7 +17,7 @@ use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::spin::Working;
 
 use crate::session::actor::ActorHandle;
-use crate::session::blocking::is_blocked;
+use crate::session::blocked::is_blocked;
 use crate::session::registry::Class;
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
@@ -250,6 +250,11 @@ impl Execution {
     pub fn is_to_be_dropped(&self) -> bool {
         let asked = self.asked.lock();
         asked.cancelled && asked.awaiting_that == 0
+    }
+
+    /// Whether it is one of those that run at a time in its concurrency group: a stream that waits for its consumer is not.
+    pub fn has_place(&self, has_place: bool) {
+        self.waits.lock().has_place(has_place);
     }
 
     /// It waits for the consumer of its stream, and others run in its place, or it goes on. Meanwhile what else it waits for holds up nobody.

@@ -1,6 +1,7 @@
 //! What users call, and what user code runs in.
 //!
-//! - [`session`]: a process's membership in a cluster; [`blocking`]: how threads of users wait.
+//! - [`session`]: a process's membership in a cluster; [`blocking`], `blocked`: how threads of users wait; [`beside`]: who does
+//!   not go on meanwhile.
 //! - [`registry`], `outgoing`: the functions and classes of this executable.
 //! - [`arguments`], [`values`]: values on their way in and out, and the refs inside them; [`actor`]: handles of actors.
 //! - [`submit`], [`options`], [`groups`], `cluster`: what a session can be asked to do.
@@ -9,6 +10,8 @@
 
 pub mod actor;
 pub mod arguments;
+pub(crate) mod beside;
+mod blocked;
 pub(crate) mod blocking;
 mod cluster;
 pub mod context;

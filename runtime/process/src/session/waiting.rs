@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use wingbeat_core::TaskId;
 use wingbeat_core::error::Error;
+use wingbeat_net::messages::WaitsFor;
 
 use crate::owner::object::Handle;
-use crate::session::blocking::is_blocked;
+use crate::session::blocked::is_blocked;
 use crate::session::context::{self, Execution, Listener};
 use crate::wire::process::Process;
 use crate::work::{Later, Left, On, RoomNews};
@@ -116,8 +117,7 @@ pub struct Waiting {
     on: Vec<On>,
     /// Whether a thread is blocked for it.
     blocks: bool,
-    /// It waits for its turn at the state of its actor.
-    is_for_turn: bool,
+    waits_for: WaitsFor,
 }
 
 impl Waiting {
@@ -140,17 +140,22 @@ impl Waiting {
 
     /// The current execution waits for these tasks; none outside of a task.
     pub(crate) fn begin(on: Vec<On>) -> Option<Waiting> {
-        Waiting::begin_as(on, false)
+        Waiting::begin_as(on, WaitsFor::Results)
     }
 
     /// The current execution, which waits for nothing else, waits for its turn at the state that these have. It cannot be told that it does so in
     /// vain.
     pub(crate) fn for_turn(holders: &[TaskId]) -> Option<Waiting> {
         let on = holders.iter().map(|task| (*task, None)).collect();
-        if holders.is_empty() { None } else { Waiting::begin_as(on, true) }
+        if holders.is_empty() { None } else { Waiting::begin_as(on, WaitsFor::Turn) }
     }
 
-    fn begin_as(on: Vec<On>, is_for_turn: bool) -> Option<Waiting> {
+    /// The current execution waits for its thread, whatever else it waits for, since this one blocks that. It cannot be told that it does so in vain.
+    pub(crate) fn for_thread(by: TaskId) -> Option<Waiting> {
+        Waiting::begin_as(vec![(by, None)], WaitsFor::Thread)
+    }
+
+    fn begin_as(on: Vec<On>, waits_for: WaitsFor) -> Option<Waiting> {
         let execution = context::current()?;
         let process = execution.session.process();
         process.attend();
@@ -159,9 +164,11 @@ impl Waiting {
         if waits.is_over() {
             return None;
         }
-        let blocks = is_blocked() && !is_for_turn;
-        waits.is_for_turn |= is_for_turn;
-        if waits.add(&on, blocks, Instant::now()) {
+        let is_for_results = waits_for == WaitsFor::Results;
+        let blocks = is_blocked() && is_for_results;
+        let is_first = waits.add(&on, blocks, Instant::now());
+        waits.waits_for(waits_for, &on, true);
+        if is_first {
             process.wire.waits.insert(execution.task, execution.clone());
             if execution.at_home {
                 if let Some(executor) = process.executor() {
@@ -170,8 +177,8 @@ impl Waiting {
                 waits.begun_at_home();
                 process.look_at_waits();
             } else {
-                // Who has the state uses the CPUs.
-                let goes_on = process.executor().is_some_and(|executor| executor.begin_wait()) || is_for_turn;
+                // Who has the state, or the thread, uses the CPUs.
+                let goes_on = process.executor().is_some_and(|executor| executor.begin_wait()) || !is_for_results;
                 process.tell_head(waits.begun(&execution.waiter(), goes_on));
             }
         } else {
@@ -186,7 +193,7 @@ impl Waiting {
             }
         }
         drop(waits);
-        Some(Waiting { listener: Listener::new(execution), on, blocks, is_for_turn })
+        Some(Waiting { listener: Listener::new(execution), on, blocks, waits_for })
     }
 
     /// Why it must end, if it must; otherwise `cx` is woken when it must.
@@ -200,7 +207,7 @@ impl Drop for Waiting {
         let execution = self.listener.execution();
         // Held while others are told, so that they hear of it in order.
         let mut waits = execution.waits.lock();
-        waits.is_for_turn &= !self.is_for_turn;
+        waits.waits_for(self.waits_for, &self.on, false);
         match waits.remove(&execution.waiter(), &self.on, self.blocks, Instant::now()) {
             Left::Some(true) => tell_later(execution),
             left => execution.left(left),

@@ -52,6 +52,12 @@ pub(crate) trait Interrupt: Send + Sync {
     fn tell_if_it_lasts(&self) -> bool;
 }
 
+/// Something that blocks a thread on which others are under way.
+pub(crate) trait HoldsUp: Send + Sync {
+    /// The head is to know of the others if it was so when this was called last.
+    fn look(&self);
+}
+
 /// A call that waits for its turn at the state of its actor.
 pub(crate) trait ForTurn: Send + Sync {
     /// The head is to know that it waits for these, which hold the state, and for nobody else.

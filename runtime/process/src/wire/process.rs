@@ -38,7 +38,7 @@ use crate::owner::table::Released;
 use crate::owner::{Outside, Owner};
 use crate::recorded::{Beginning, Event, Recorded};
 use crate::user_thread::UserThread;
-use crate::wire::executor::{Executor, ForTurn, Interrupt};
+use crate::wire::executor::{Executor, ForTurn, HoldsUp, Interrupt};
 use crate::wire::head_link::HeadLink;
 use crate::wire::io::Io;
 use crate::wire::looks::Looks;
@@ -121,6 +121,9 @@ pub(crate) struct Wire {
     /// Whether somebody tells when there is less room in groups of the actor, and whether there is.
     pub looks_at_room: Looks,
     pub has_less_room: AtomicBool,
+    /// Threads that are blocked while others are under way there, by address, until they go on; and whether somebody looks which of those last.
+    pub blocked_threads: Mutex<BTreeMap<usize, Arc<dyn HoldsUp>>>,
+    pub looks_at_blocked_threads: Looks,
     /// Calls of the actor that the process is which wait for their turn at its state.
     pub turns: Mutex<BTreeMap<TaskId, Arc<dyn ForTurn>>>,
     /// Whether somebody looks for whom they wait.
@@ -228,6 +231,8 @@ impl Prepared {
             looks_at_waits: Looks::default(),
             looks_at_room: Looks::default(),
             has_less_room: AtomicBool::new(false),
+            blocked_threads: Mutex::default(),
+            looks_at_blocked_threads: Looks::default(),
             turns: Mutex::default(),
             looks_at_turns: Looks::default(),
             turns_are_told: AtomicBool::new(false),

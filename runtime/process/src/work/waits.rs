@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use wingbeat_core::{LeaseId, TaskId};
-use wingbeat_net::messages::{Callee, HeadMessage, Wait, Within};
+use wingbeat_net::messages::{Callee, HeadMessage, Wait, WaitsFor, Within};
 
 use super::group::Place;
 use crate::owner::object::Producer;
@@ -49,8 +49,14 @@ pub(crate) struct Waits {
     /// Which of these the head was told of, in order, and whether one of them may be over, or the thread goes on.
     told: Vec<TaskId>,
     is_stale: bool,
-    /// It waits for its turn at the state of its actor, and for nothing else.
-    pub(crate) is_for_turn: bool,
+    /// It waits for its turn at the state of its actor, and for nothing else but its thread.
+    is_for_turn: bool,
+    /// Whoever blocks its thread: until that goes on, nothing else matters.
+    thread_is_with: Option<TaskId>,
+    /// How many of the waits are for it.
+    for_thread: usize,
+    /// It is not one of those that run at a time in its group, as a stream while it waits for its consumer.
+    has_no_place: bool,
     /// Whether there is something that the head was not told of.
     changed: bool,
     /// Whether somebody will tell it.
@@ -130,6 +136,29 @@ impl Waits {
             awaited.blocking += usize::from(blocks);
         }
         self.count == 1
+    }
+
+    /// What was added is more than a wait for results, or was.
+    pub(crate) fn waits_for(&mut self, what: WaitsFor, on: &[On], waits: bool) {
+        match what {
+            WaitsFor::Results => {}
+            WaitsFor::Turn => self.is_for_turn = waits,
+            WaitsFor::Thread => {
+                self.for_thread = if waits { self.for_thread + 1 } else { self.for_thread.saturating_sub(1) };
+                self.thread_is_with = on.first().filter(|_| self.for_thread > 0).map(|(by, _)| *by);
+                self.is_stale = true;
+            }
+        }
+    }
+
+    /// Whether it is one of those that run at a time in its group.
+    pub(crate) fn has_place(&mut self, has_place: bool) {
+        self.has_no_place = !has_place;
+    }
+
+    /// Whether it waits for its consumer alone.
+    fn holds_up_nobody(&self) -> bool {
+        self.is_paused && self.thread_is_with.is_none()
     }
 
     /// The first of a task that was sent here. Its process goes on with something at home, or its CPUs are free.
@@ -234,7 +263,7 @@ impl Waits {
     /// back at once, since it may see a circle in that. What is new is told if it lasts, and only if that `is_due`.
     pub(crate) fn told_later(&mut self, of: &Waiter<'_>, is_due: bool) -> Later {
         // All is said when a stream goes on.
-        if self.count == 0 || !self.is_told || self.is_paused || !(self.changed || self.is_stale) {
+        if self.count == 0 || !self.is_told || self.holds_up_nobody() || !(self.changed || self.is_stale) {
             self.is_told_later = false;
             return Later::Nothing;
         }
@@ -245,8 +274,8 @@ impl Waits {
             (false, true) => Some(self.said_again(of, |_, was_told| was_told)),
             (false, false) => None,
         };
-        let (told, is_held_up) = (&self.told, self.is_held_up());
-        let named = self.on.iter_mut().filter(|(_, awaited)| !is_held_up || awaited.blocking > 0).take(TOLD);
+        let (told, must_go_on_first) = (&self.told, self.must_go_on_first());
+        let named = self.on.iter_mut().filter(|(task, awaited)| must_go_on_first(task, awaited)).take(TOLD);
         let mut are_untold = named.filter(|(task, _)| told.binary_search(task).is_err()).peekable();
         if is_due {
             self.changed = are_untold.peek().is_some();
@@ -284,19 +313,34 @@ impl Waits {
         self.is_blocked && self.blocking > 0
     }
 
+    /// Of what is waited for, whether the rest can only go on after it.
+    fn must_go_on_first(&self) -> impl Fn(&TaskId, &Awaited) -> bool + use<> {
+        let (thread_is_with, is_held_up) = (self.thread_is_with, self.is_held_up());
+        move |task, awaited| match thread_is_with {
+            Some(by) => *task == by,
+            None => !is_held_up || awaited.blocking > 0,
+        }
+    }
+
     /// With those for which `which` says so, given whether the head was told of each before.
     fn describe(&mut self, of: &Waiter<'_>, which: impl Fn(&Awaited, bool) -> bool) -> Wait {
         let callee = |call: &Producer| Callee { actor: call.actor, group: call.group.into() };
-        let (most, is_held_up) = (if self.is_paused { 0 } else { TOLD }, self.is_held_up());
-        let first = self.on.iter().filter(|(_, awaited)| !is_held_up || awaited.blocking > 0).take(most);
+        let (most, must_go_on_first) = (if self.holds_up_nobody() { 0 } else { TOLD }, self.must_go_on_first());
+        let first = self.on.iter().filter(|(task, awaited)| must_go_on_first(task, awaited)).take(most);
         let named = first.filter(|(task, awaited)| which(awaited, self.told.binary_search(task).is_ok()));
         let on: Vec<_> = named.map(|(task, awaited)| (*task, awaited.producer.as_ref().map(callee))).collect();
         self.told = on.iter().map(|(task, _)| *task).collect();
         self.is_stale = false;
         // One that waits for nobody takes no room.
-        self.room = of.place.filter(|_| !on.is_empty()).map_or(0, |place| place.room_told(is_held_up));
-        let within = of.place.map(|place| Within { actor: place.actor, group: place.group.clone(), room: self.room });
-        Wait { task: of.task, name: of.name.to_owned(), within, is_for_turn: self.is_for_turn, on }
+        let place = of.place.filter(|_| !(self.has_no_place && self.thread_is_with.is_some()));
+        self.room = place.filter(|_| !on.is_empty()).map_or(0, |place| place.room_told(self.is_held_up()));
+        let within = place.map(|place| Within { actor: place.actor, group: place.group.clone(), room: self.room });
+        let waits_for = match (self.thread_is_with, self.is_for_turn) {
+            (Some(_), _) => WaitsFor::Thread,
+            (None, true) => WaitsFor::Turn,
+            (None, false) => WaitsFor::Results,
+        };
+        Wait { task: of.task, name: of.name.to_owned(), within, waits_for, on }
     }
 
     /// Whether there is any.
@@ -358,6 +402,39 @@ mod tests {
         assert_eq!(told(waits.pauses(&waiter, false)), None, "that is no news");
         assert_eq!(told(waits.pauses(&waiter, true)), Some(0));
         assert_eq!(told(waits.pauses(&waiter, false)), Some(1));
+    }
+
+    #[test]
+    fn a_stream_that_waits_for_its_consumer_needs_its_thread_and_takes_no_room() {
+        let place = Place::of(ActorId(1), "io", 2);
+        let task = |seq| TaskId { owner: ProcessId(1), seq };
+        let waiter = Waiter { task: task(0), name: "items", place: Some(&place), lease: None };
+        let now = Instant::now();
+        let mut waits = Waits::default();
+        let said = |message| match message {
+            HeadMessage::Waiting { wait, .. } => (wait.waits_for, wait.within.map(|within| within.room), wait.on.len()),
+            _ => panic!("it waits"),
+        };
+        let by = [(task(1), None)];
+        for is_paused in [false, true] {
+            waits.has_place(false);
+            waits.pauses(&waiter, is_paused);
+            waits.add(&by, false, now);
+            waits.waits_for(WaitsFor::Thread, &by, true);
+            assert_eq!(said(waits.begun(&waiter, true)), (WaitsFor::Thread, None, 1));
+            waits.waits_for(WaitsFor::Thread, &by, false);
+            waits.remove(&waiter, &by, false, now);
+        }
+        waits.has_place(true);
+        waits.pauses(&waiter, false);
+        // Twice, as by a `block_on` within another.
+        for _ in 0..2 {
+            waits.add(&by, false, now);
+            waits.waits_for(WaitsFor::Thread, &by, true);
+        }
+        waits.waits_for(WaitsFor::Thread, &by, false);
+        waits.remove(&waiter, &by, false, now);
+        assert_eq!(said(waits.begun(&waiter, true)), (WaitsFor::Thread, Some(2), 1));
     }
 
     #[test]

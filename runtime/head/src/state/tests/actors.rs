@@ -1,6 +1,6 @@
 //! Actors, their names and restarts, and what waits for what.
 
-use wingbeat_net::messages::{Callee, Within};
+use wingbeat_net::messages::{Callee, WaitsFor, Within};
 
 use super::*;
 
@@ -244,7 +244,7 @@ fn waits(bench: &mut Bench, on: ProcessId, seq: u64, actor: Option<(u64, u32)>, 
         task: task(seq),
         name: format!("execution {seq}"),
         within: actor.map(|(id, room)| Within { actor: ActorId(id), group: Some("".into()), room }),
-        is_for_turn: false,
+        waits_for: WaitsFor::Results,
         on: for_.iter().map(|(seq, actor)| (task(*seq), actor.map(callee))).collect(),
     };
     bench.says(on, HeadMessage::Waiting { lease: None, wait });

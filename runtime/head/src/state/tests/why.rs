@@ -357,7 +357,7 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
         task: TaskId { owner: DRIVER, seq: 1 },
         name: "parent".into(),
         within: None,
-        is_for_turn: false,
+        waits_for: WaitsFor::Results,
         on: vec![(child, None)],
     };
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
@@ -369,8 +369,13 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
     let class = class.strip_suffix(&format!(" ({})", ActorId(5))).unwrap();
     let callee = wingbeat_net::messages::Callee { actor: ActorId(5), group: "".into() };
     let on = vec![(child, Some(callee))];
-    let wait =
-        Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "parent".into(), within: None, is_for_turn: false, on };
+    let wait = Wait {
+        task: TaskId { owner: DRIVER, seq: 1 },
+        name: "parent".into(),
+        within: None,
+        waits_for: WaitsFor::Results,
+        on,
+    };
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
     let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
     assert_says(&text, &[&format!("parent waits for {child} (a call of {class})")]);
@@ -387,7 +392,7 @@ fn what_waits_in_a_placement_group_keeps_its_bundle_from_what_it_waits_for() {
         task: TaskId { owner: DRIVER, seq: 1 },
         name: "train".into(),
         within: None,
-        is_for_turn: false,
+        waits_for: WaitsFor::Results,
         on: vec![(child, None)],
     };
     bench.demand(OTHER, cpus(1.0), 1);

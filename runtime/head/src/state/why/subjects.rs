@@ -1,7 +1,7 @@
 //! What an actor, a process, a lease or a node does, and where.
 
 use wingbeat_core::{ActorId, LeaseId, NodeId, ProcessId};
-use wingbeat_net::messages::{Explanation, Wait};
+use wingbeat_net::messages::{Explanation, Wait, WaitsFor};
 
 use super::titles::{ago, first_of, suspicion, title};
 use crate::state::actors::Standing;
@@ -25,9 +25,10 @@ impl State {
         });
         let on: Vec<String> = on.collect();
         let on = if on.is_empty() { NO_TASK.into() } else { first_of(on, "tasks").join(", ") };
-        match wait.is_for_turn {
-            true => format!("{} waits for its turn at the state of its actor, which {on} has", wait.name),
-            false => format!("{} waits for {on}", wait.name),
+        match wait.waits_for {
+            WaitsFor::Turn => format!("{} waits for its turn at the state of its actor, which {on} has", wait.name),
+            WaitsFor::Thread => format!("{} cannot go on, since {on} blocks its thread", wait.name),
+            WaitsFor::Results => format!("{} waits for {on}", wait.name),
         }
     }
 

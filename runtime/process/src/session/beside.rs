@@ -1,0 +1,138 @@
+//! Asynchronous executions that are under way beside each other on one thread. While one of them blocks that, the others do not go on, and the head
+//! is told that they wait for it: it may wait for them.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::session::context::Execution;
+use crate::session::waiting::Waiting;
+use crate::wire::executor::HoldsUp;
+use crate::wire::process::Process;
+
+/// It is looked this often which threads are blocked, while any is that others need. What is over by then held up nobody.
+const LOOKED_EVERY: Duration = Duration::from_millis(100);
+
+/// So many are told of: the first ones, as of any tasks that are waited for.
+const TOLD: usize = 256;
+
+/// What is under way on a thread, by address.
+type Beside = Mutex<BTreeMap<usize, Arc<Execution>>>;
+
+thread_local! {
+    static BESIDE: Arc<Beside> = Arc::default();
+}
+
+fn address(execution: &Arc<Execution>) -> usize {
+    Arc::as_ptr(execution).addr()
+}
+
+/// While it lives, an execution is under way on this thread, and goes on only there.
+pub struct UnderWay {
+    address: usize,
+    /// It is not sent to another thread.
+    here: PhantomData<*const ()>,
+}
+
+impl UnderWay {
+    /// It begins.
+    pub fn begin(execution: &Arc<Execution>) -> UnderWay {
+        let address = address(execution);
+        BESIDE.with(|beside| beside.lock().insert(address, execution.clone()));
+        UnderWay { address, here: PhantomData }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        // A thread that ends has none any more.
+        let removed = BESIDE.try_with(|beside| beside.lock().remove(&self.address));
+        drop(removed);
+    }
+}
+
+/// An execution that blocks a thread on which others are under way.
+struct Blocked {
+    by: Arc<Execution>,
+    beside: Arc<Beside>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// It was looked at before.
+    was_seen: bool,
+    /// What the others wait for, if they were told of.
+    waits: Option<Vec<Waiting>>,
+    /// The thread goes on.
+    is_over: bool,
+}
+
+impl HoldsUp for Blocked {
+    fn look(&self) {
+        let mut state = self.state.lock();
+        if state.is_over || !std::mem::replace(&mut state.was_seen, true) || state.waits.is_some() {
+            return;
+        }
+        // An earlier attempt that has not ended yet is none of them.
+        let is_other = |other: &&Arc<Execution>| other.task != self.by.task;
+        let others: Vec<_> = self.beside.lock().values().filter(is_other).take(TOLD).cloned().collect();
+        let wait = |other: &Arc<Execution>| other.run(|| Waiting::for_thread(self.by.task));
+        state.waits = Some(others.iter().filter_map(wait).collect());
+    }
+}
+
+/// While it lives, the current execution blocks its thread.
+pub(crate) struct Blocks(Arc<Blocked>);
+
+impl Blocks {
+    /// Begins, if others are under way on this thread.
+    pub(crate) fn begin(by: &Arc<Execution>) -> Option<Blocks> {
+        let beside = BESIDE.with(Arc::clone);
+        let any = beside.lock().keys().any(|other| *other != address(by));
+        any.then(|| {
+            let blocked = Arc::new(Blocked { by: by.clone(), beside, state: Mutex::default() });
+            let process = by.session.process();
+            process.wire.blocked_threads.lock().insert(Arc::as_ptr(&blocked).addr(), blocked.clone());
+            process.look_at_blocked_threads();
+            Blocks(blocked)
+        })
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        let process = self.0.by.session.process();
+        let removed = process.wire.blocked_threads.lock().remove(&Arc::as_ptr(&self.0).addr());
+        drop(removed);
+        let mut state = self.0.state.lock();
+        state.is_over = true;
+        let waits = state.waits.take();
+        drop(state);
+        drop(waits);
+    }
+}
+
+impl Process {
+    /// Has the head told of what does not go on since its thread is blocked.
+    fn look_at_blocked_threads(&self) {
+        if !self.wire.looks_at_blocked_threads.begin() {
+            return;
+        }
+        let process = self.clone();
+        self.vital("looking at blocked threads", async move {
+            let any = || !process.wire.blocked_threads.lock().is_empty();
+            loop {
+                tokio::time::sleep(LOOKED_EVERY).await;
+                let blocked: Vec<_> = process.wire.blocked_threads.lock().values().cloned().collect();
+                blocked.iter().for_each(|blocked| blocked.look());
+                if blocked.is_empty() && process.wire.looks_at_blocked_threads.end(any) {
+                    return;
+                }
+            }
+        });
+    }
+}
