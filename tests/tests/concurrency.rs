@@ -423,8 +423,7 @@ fn a_stream_in_whose_place_a_call_ran_is_told_of_its_circle() {
     File::create(gate).unwrap();
     assert_eq!(slow.get_timeout_blocking(LIMIT).unwrap(), 7);
     File::create(go).unwrap();
-    let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
-    assert!(error.to_string().contains("deadlock"), "{error}");
+    is_told_of_its_circle(&mut items);
 }
 
 /// All that is made before the call for which there is no room.
@@ -432,6 +431,17 @@ fn takes_all_but_the_last(items: &mut ObjectStream<u32>) {
     for number in 0..ITEMS {
         assert_eq!(items.next_blocking().unwrap().unwrap(), number);
     }
+}
+
+fn is_told_of_its_circle(items: &mut ObjectStream<u32>) {
+    let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
+    assert!(error.to_string().contains("deadlock"), "{error}");
+}
+
+/// A circle is believed after a fifth of a second.
+fn is_told_of_nothing(items: &mut ObjectStream<u32>) {
+    let late = wingbeat::block_on(items.next_timeout(Duration::from_secs(2)));
+    assert!(matches!(late, Some(Err(Error::TimedOut { .. }))), "{late:?}");
 }
 
 #[test]
@@ -446,8 +456,7 @@ fn a_stream_in_whose_place_another_began_that_pauses_is_told_of_its_circle() {
     takes_all_but_the_last(&mut items);
     File::create(gate).unwrap();
     File::create(go).unwrap();
-    let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
-    assert!(error.to_string().contains("deadlock"), "{error}");
+    is_told_of_its_circle(&mut items);
 }
 
 #[test]
@@ -461,8 +470,7 @@ fn a_stream_that_blocks_what_runs_beside_it_is_told_of_its_circle() {
     wait_for(&begun);
     takes_all_but_the_last(&mut items);
     File::create(go).unwrap();
-    let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
-    assert!(error.to_string().contains("deadlock"), "{error}");
+    is_told_of_its_circle(&mut items);
     File::create(gate).unwrap();
     assert_eq!(slow.get_timeout_blocking(LIMIT).unwrap(), 7);
 }
@@ -476,9 +484,7 @@ fn a_stream_that_blocks_a_call_for_which_it_waits_beside_others_is_in_no_circle(
     let mut items = Relay::remote().blocks_beside(begun.clone(), gate.clone(), pipe.clone());
     wait_for(&begun);
     takes_all_but_the_last(&mut items);
-    // A circle would be told by then.
-    let late = wingbeat::block_on(items.next_timeout(Duration::from_secs(2)));
-    assert!(matches!(late, Some(Err(Error::TimedOut { .. }))), "{late:?}");
+    is_told_of_nothing(&mut items);
     File::create(gate).unwrap();
     let _open = File::options().read(true).write(true).open(&pipe).unwrap();
     assert_eq!(wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap(), 17);
@@ -497,10 +503,7 @@ fn two_streams_in_whose_places_others_ran_are_told_of_their_circles() {
     File::create(gate).unwrap();
     assert_eq!(slow.get_timeout_blocking(LIMIT).unwrap(), 7);
     File::create(go).unwrap();
-    for items in &mut streams {
-        let error = wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap_err();
-        assert!(error.to_string().contains("deadlock"), "{error}");
-    }
+    streams.iter_mut().for_each(is_told_of_its_circle);
 }
 
 #[test]
@@ -511,9 +514,7 @@ fn a_stream_that_waits_for_what_began_in_its_place_is_in_no_circle() {
     let mut items = Relay::remote().items(begun.clone(), gate.clone());
     wait_for(&begun);
     takes_all_but_the_last(&mut items);
-    // A circle is believed after a fifth of a second.
-    let late = wingbeat::block_on(items.next_timeout(Duration::from_secs(2)));
-    assert!(matches!(late, Some(Err(Error::TimedOut { .. }))), "{late:?}");
+    is_told_of_nothing(&mut items);
     File::create(gate).unwrap();
     assert_eq!(wingbeat::block_on(items.next_timeout(LIMIT)).unwrap().unwrap(), 7);
 }

@@ -119,20 +119,12 @@ impl Drop for Blocks {
 impl Process {
     /// Has the head told of what does not go on since its thread is blocked.
     fn look_at_blocked_threads(&self) {
-        if !self.wire.looks_at_blocked_threads.begin() {
-            return;
-        }
-        let process = self.clone();
-        self.vital("looking at blocked threads", async move {
-            let any = || !process.wire.blocked_threads.lock().is_empty();
-            loop {
-                tokio::time::sleep(LOOKED_EVERY).await;
-                let blocked: Vec<_> = process.wire.blocked_threads.lock().values().cloned().collect();
-                blocked.iter().for_each(|blocked| blocked.look());
-                if blocked.is_empty() && process.wire.looks_at_blocked_threads.end(any) {
-                    return;
-                }
-            }
-        });
+        let look = |process: &Process| {
+            let blocked: Vec<_> = process.wire.blocked_threads.lock().values().cloned().collect();
+            blocked.iter().for_each(|blocked| blocked.look());
+            !blocked.is_empty()
+        };
+        let any = |process: &Process| !process.wire.blocked_threads.lock().is_empty();
+        self.look_every(LOOKED_EVERY, ("looking at blocked threads", |wire| &wire.looks_at_blocked_threads), look, any);
     }
 }

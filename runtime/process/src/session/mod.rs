@@ -6,7 +6,7 @@
 //! - [`arguments`], [`values`]: values on their way in and out, and the refs inside them; [`actor`]: handles of actors.
 //! - [`submit`], [`options`], [`groups`], `cluster`: what a session can be asked to do.
 //! - [`get`], [`stream`], [`context`], [`waiting`]: waiting for values, streams, the running task, and what its waits mean for
-//!   others; `worker_side`: what a worker process does.
+//!   others; `worker_side`: what a worker process does; `looking`: what is looked at every so often.
 
 pub mod actor;
 pub mod arguments;
@@ -17,6 +17,7 @@ mod cluster;
 pub mod context;
 pub(crate) mod get;
 pub mod groups;
+mod looking;
 pub mod options;
 mod outgoing;
 pub(crate) mod pressure;

@@ -65,32 +65,24 @@ impl ForTurn for Turn {
 impl Process {
     /// Has the head told of whom calls wait for that wait for their turn.
     fn look_at_turns(&self) {
-        if !self.wire.looks_at_turns.begin() {
-            return;
-        }
-        let process = self.clone();
-        self.vital("looking at turns", async move {
-            let (mut seen, mut told) = (Vec::<TaskId>::new(), Vec::<TaskId>::new());
-            loop {
-                tokio::time::sleep(LOOKED_EVERY).await;
-                // Who has the state for a moment holds nobody up, nor does who waits for nothing. One of whom the head was told is one of them until it
-                // lets the state go.
-                let now = process.holders_of_state();
-                let holds_up = |holder: &&TaskId| {
-                    let waits = || process.wire.waits.contains_key(*holder);
-                    seen.binary_search(holder).is_ok() && (told.binary_search(holder).is_ok() || waits())
-                };
-                let any_wait = || !process.wire.turns.lock().is_empty();
-                let most = if any_wait() { TOLD } else { 0 };
-                told = now.iter().filter(holds_up).take(most).copied().collect();
-                seen = now;
-                process.tell_of_turns(&told);
-                // Of none if nobody waits any more.
-                if told.is_empty() && !any_wait() && process.wire.looks_at_turns.end(any_wait) {
-                    return;
-                }
-            }
-        });
+        let any_wait = |process: &Process| !process.wire.turns.lock().is_empty();
+        let (mut seen, mut told) = (Vec::<TaskId>::new(), Vec::<TaskId>::new());
+        let look = move |process: &Process| {
+            // Who has the state for a moment holds nobody up, nor does who waits for nothing. One of whom the head was told is one of them until it
+            // lets the state go.
+            let now = process.holders_of_state();
+            let holds_up = |holder: &&TaskId| {
+                let waits = || process.wire.waits.contains_key(*holder);
+                seen.binary_search(holder).is_ok() && (told.binary_search(holder).is_ok() || waits())
+            };
+            let most = if any_wait(process) { TOLD } else { 0 };
+            told = now.iter().filter(holds_up).take(most).copied().collect();
+            seen = now;
+            process.tell_of_turns(&told);
+            // Of none if nobody waits any more.
+            !told.is_empty() || any_wait(process)
+        };
+        self.look_every(LOOKED_EVERY, ("looking at turns", |wire| &wire.looks_at_turns), look, any_wait);
     }
 
     fn tell_of_turns(&self, holders: &[TaskId]) {

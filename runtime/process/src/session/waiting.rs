@@ -52,21 +52,13 @@ async fn telling(execution: Weak<Execution>) {
 impl Process {
     /// Has the head told of the waits at home that last: a deadlock may be among them.
     fn look_at_waits(&self) {
-        if !self.wire.looks_at_waits.begin() {
-            return;
-        }
-        let process = self.clone();
-        self.vital("looking at what waits", async move {
-            loop {
-                tokio::time::sleep(TOLD_AFTER).await;
-                let is_untold = process.tell_of_waits_that_last();
-                let may_be_stuck = process.executor().is_some_and(|executor| executor.look_at_home());
-                let go_on = is_untold || may_be_stuck;
-                if !go_on && process.wire.looks_at_waits.end(|| process.tell_of_waits_that_last()) {
-                    return;
-                }
-            }
-        });
+        let look = |process: &Process| {
+            let is_untold = process.tell_of_waits_that_last();
+            let may_be_stuck = process.executor().is_some_and(|executor| executor.look_at_home());
+            is_untold || may_be_stuck
+        };
+        let lasting = Process::tell_of_waits_that_last;
+        self.look_every(TOLD_AFTER, ("looking at what waits", |wire| &wire.looks_at_waits), look, lasting);
     }
 
     /// There is room for more or fewer calls in a group of the actor: the head is told, for those that wait.
@@ -82,21 +74,15 @@ impl Process {
     }
 
     fn look_at_room(&self) {
-        if !self.wire.looks_at_room.begin() {
-            return;
-        }
-        let process = self.clone();
-        self.vital("looking at room", async move {
-            let has_less = || process.wire.has_less_room.swap(false, Ordering::SeqCst);
-            loop {
-                tokio::time::sleep(TOLD_AFTER).await;
-                if has_less() {
-                    process.tell_of_room();
-                } else if process.wire.looks_at_room.end(|| process.wire.has_less_room.load(Ordering::SeqCst)) {
-                    return;
-                }
+        let look = |process: &Process| {
+            let has_less = process.wire.has_less_room.swap(false, Ordering::SeqCst);
+            if has_less {
+                process.tell_of_room();
             }
-        });
+            has_less
+        };
+        let has_less = |process: &Process| process.wire.has_less_room.load(Ordering::SeqCst);
+        self.look_every(TOLD_AFTER, ("looking at room", |wire| &wire.looks_at_room), look, has_less);
     }
 
     fn tell_of_room(&self) {
