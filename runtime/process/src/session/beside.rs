@@ -16,9 +16,6 @@ use crate::wire::process::Process;
 /// It is looked this often which threads are blocked, while any is that others need. What is over by then held up nobody.
 const LOOKED_EVERY: Duration = Duration::from_millis(100);
 
-/// So many are told of: the first ones, as of any tasks that are waited for.
-const TOLD: usize = 256;
-
 /// What is under way on a thread, by address.
 type Beside = Mutex<BTreeMap<usize, Arc<Execution>>>;
 
@@ -77,9 +74,9 @@ impl HoldsUp for Blocked {
         if state.is_over || !std::mem::replace(&mut state.was_seen, true) || state.waits.is_some() {
             return;
         }
-        // An earlier attempt that has not ended yet is none of them.
-        let is_other = |other: &&Arc<Execution>| other.task != self.by.task;
-        let others: Vec<_> = self.beside.lock().values().filter(is_other).take(TOLD).cloned().collect();
+        // An earlier attempt that has not ended yet is none of them. It is told of all others: none of them ends meanwhile.
+        let is_other = |other: &&Arc<Execution>| other.task != self.by.task && !other.is_disowned();
+        let others: Vec<_> = self.beside.lock().values().filter(is_other).cloned().collect();
         let wait = |other: &Arc<Execution>| other.run(|| Waiting::for_thread(self.by.task));
         state.waits = Some(others.iter().filter_map(wait).collect());
     }

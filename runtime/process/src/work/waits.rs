@@ -262,8 +262,9 @@ impl Waits {
     /// What the head is told when some time has passed since [`Waits::has_changed`], or since this was called last. What it was told and is over is taken
     /// back at once, since it may see a circle in that. What is new is told if it lasts, and only if that `is_due`.
     pub(crate) fn told_later(&mut self, of: &Waiter<'_>, is_due: bool) -> Later {
-        // All is said when a stream goes on.
-        if self.count == 0 || !self.is_told || self.holds_up_nobody() || !(self.changed || self.is_stale) {
+        // All is said when a stream goes on. Until then it has nothing new to say.
+        let has_news = self.is_stale || self.changed && !self.holds_up_nobody();
+        if self.count == 0 || !self.is_told || !has_news {
             self.is_told_later = false;
             return Later::Nothing;
         }
@@ -425,6 +426,23 @@ mod tests {
             waits.waits_for(WaitsFor::Thread, &by, false);
             waits.remove(&waiter, &by, false, now);
         }
+        // What it waits for beside its consumer matters no more when the thread goes on.
+        waits.add(&[], false, now);
+        waits.begun(&waiter, true);
+        waits.add(&by, false, now);
+        waits.waits_for(WaitsFor::Thread, &by, true);
+        waits.has_changed();
+        let told = |later| match later {
+            Later::Tell(message) => said(message),
+            _ => panic!("it is told"),
+        };
+        assert!(matches!(waits.told_later(&waiter, true), Later::Tell(_) | Later::Ask));
+        assert_eq!(told(waits.told_later(&waiter, true)), (WaitsFor::Thread, None, 1));
+        waits.waits_for(WaitsFor::Thread, &by, false);
+        waits.remove(&waiter, &by, false, now);
+        assert_eq!(told(waits.told_later(&waiter, false)), (WaitsFor::Results, Some(0), 0));
+        assert!(matches!(waits.told_later(&waiter, false), Later::Nothing));
+        waits.remove(&waiter, &[], false, now);
         waits.has_place(true);
         waits.pauses(&waiter, false);
         // Twice, as by a `block_on` within another.
