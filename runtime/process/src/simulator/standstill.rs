@@ -148,13 +148,13 @@ impl World {
         let Some(what) = self.still.as_ref().map(|still| still.what) else { return Some(happening) };
         let is_held = match what {
             Still::Contact(with) => happening.is_between_head_and(with),
-            Still::Process(process) => self.happens_at(&happening, process),
+            Still::Process(process) => self.place_of(&happening) == Some(process),
             Still::Machine(node) => match &happening {
                 Happening::ToNode(at, _) | Happening::LooksAtMemory(at) => *at == node,
                 Happening::FindsHead(Finder::Node(at), _) => *at == node,
                 // Its guard, its daemon and all that starts there.
                 Happening::Machine(at, machine) => *at == node && !matches!(machine, Machine::Released(_)),
-                other => self.processes_of(node).into_iter().any(|process| self.happens_at(other, process)),
+                other => self.place_of(other).is_some_and(|process| self.is_on(process, node)),
             },
         };
         if !is_held {
@@ -169,7 +169,7 @@ impl World {
     pub(super) fn is_still(&self, process: ProcessId) -> bool {
         match self.still.as_ref().map(|still| still.what) {
             Some(Still::Process(still)) => still == process,
-            Some(Still::Machine(node)) => self.processes_of(node).contains(&process),
+            Some(Still::Machine(node)) => self.is_on(process, node),
             Some(Still::Contact(_)) | None => false,
         }
     }
@@ -179,13 +179,13 @@ impl World {
         self.still.as_ref().is_some_and(|still| still.what == Still::Contact(Speaker::Process(process)))
     }
 
-    fn processes_of(&self, node: NodeId) -> Vec<ProcessId> {
-        let workers = self.processes.values().filter(|process| !process.is_driver && process.node.get() == node);
-        workers.map(|process| process.id).collect()
+    /// Whether it is a worker process of a node.
+    fn is_on(&self, process: ProcessId, node: NodeId) -> bool {
+        self.processes.get(&process).is_some_and(|process| !process.is_driver && process.node.get() == node)
     }
 
-    /// Whether a process does this.
-    fn happens_at(&self, happening: &Happening, process: ProcessId) -> bool {
+    /// The process that does this.
+    fn place_of(&self, happening: &Happening) -> Option<ProcessId> {
         match happening {
             Happening::Deliver { to: at, .. }
             | Happening::Answered { at, .. }
@@ -202,10 +202,10 @@ impl World {
             | Happening::TimesOut(at, ..)
             | Happening::Releases(at)
             | Happening::Exits { process: at, .. }
-            | Happening::Delete { by: at, .. } => *at == process,
-            Happening::Told(question, _) => question.by == process,
-            Happening::Poll(number) => self.running.get(number).is_some_and(|running| running.process.id == process),
-            _ => false,
+            | Happening::Delete { by: at, .. } => Some(*at),
+            Happening::Told(question, _) => Some(question.by),
+            Happening::Poll(number) => self.running.get(number).map(|running| running.process.id),
+            _ => None,
         }
     }
 }
