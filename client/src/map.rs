@@ -184,11 +184,12 @@ where
                     return self.interrupt(error);
                 }
                 Poll::Ready(result) => return Poll::Ready(result),
-                Poll::Pending if has_submitted => {}
+                // It waits for more than before.
+                Poll::Pending if has_submitted => *waiting = None,
                 Poll::Pending => break,
             }
         }
-        Waiting::keep(waiting, &self.calls.awaited());
+        self.calls.wait(waiting);
         let Some(Poll::Ready(error)) = waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) else {
             return Poll::Pending;
         };
@@ -268,12 +269,11 @@ impl<T: DeserializeOwned + 'static> Calls<T> {
         }
     }
 
-    /// What it waits for that awaits the next result: of several, none in particular.
-    fn awaited(&self) -> Vec<&Handle> {
+    /// The running task waits for what is the next result.
+    fn wait(&self, waiting: &mut Option<Waiting>) {
         match self {
-            Calls::InOrder(_, handles) => handles.front().into_iter().collect(),
-            Calls::AsTheyCome(calls) if calls.len() == 1 => calls.iter().map(|call| call.object.handle()).collect(),
-            Calls::AsTheyCome(_) => Vec::new(),
+            Calls::InOrder(_, handles) => Waiting::keep_for_one(waiting, handles.front()),
+            Calls::AsTheyCome(calls) => Waiting::keep_for_one(waiting, calls.iter().map(|call| call.object.handle())),
         }
     }
 }

@@ -17,6 +17,9 @@ use wingbeat_process::{Handle, ReadyFuture, Session, Waiting};
 
 use crate::{AnyRef, ObjectRef};
 
+/// Of so many calls a task is told that all of them are waited for in vain. Each wait would look through more.
+const LOOKED_THROUGH: usize = 64;
+
 /// Spreads values over a set of actors, one call at a time each, also where several [`map`](Self::map)s and [`work`](Self::work)s
 /// share the pool; which of them gets an actor that is free is not promised.
 ///
@@ -381,11 +384,11 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
                 }
                 self.watched_to = state.next_call;
                 let about_to_be_busy = state.taken;
+                // Any of them will do. One that waits for many is not told that all of them are in vain.
+                let is_known = about_to_be_busy == 0 && state.busy.len() <= LOOKED_THROUGH;
                 let busy = state.busy.values().map(|(_, object)| object.handle().clone());
-                if about_to_be_busy == 0 { busy.take(2).collect() } else { Vec::new() }
+                if is_known { busy.collect() } else { Vec::new() }
             };
-            // Of several, it waits for none in particular.
-            let on = if on.len() == 1 { on } else { Vec::new() };
             self.an_end(&on, Some(changed)).await?;
         }
     }
@@ -421,8 +424,9 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
     /// The call that ended first of those that were not taken yet, when there is one; none if there are no more.
     async fn next_ended(&mut self) -> Result<Option<u64>> {
         while self.ended.is_empty() && !self.calls.is_empty() {
-            let one = self.calls.values().next().filter(|_| self.calls.len() == 1);
-            let on: Vec<Handle> = one.map(|(object, _)| object.handle().clone()).into_iter().collect();
+            let is_known = self.calls.len() <= LOOKED_THROUGH;
+            let calls = self.calls.values().map(|(object, _)| object.handle().clone());
+            let on = if is_known { calls.collect() } else { Vec::new() };
             self.an_end(&on, None).await?;
         }
         Ok(self.first_ended())
@@ -438,9 +442,8 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
         result
     }
 
-    /// Waits until a watched call ends, or the pool has `changed`. The running task waits for `on` meanwhile.
+    /// Waits until a watched call ends, or the pool has `changed`. The running task waits for one of `on` meanwhile; for nobody, if there are none.
     async fn an_end(&mut self, on: &[Handle], mut changed: Option<Pin<&mut Notified<'_>>>) -> Result<()> {
-        let on: Vec<&Handle> = on.iter().collect();
         let mut waiting = None;
         std::future::poll_fn(|cx| {
             if let Poll::Ready(Some(call)) = self.watched.poll_next_unpin(cx) {
@@ -457,7 +460,7 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
             {
                 return Poll::Ready(Ok(()));
             }
-            Waiting::keep(&mut waiting, &on);
+            Waiting::keep_for_one(&mut waiting, on);
             match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
                 Some(Poll::Ready(error)) => Poll::Ready(Err(error)),
                 _ => Poll::Pending,

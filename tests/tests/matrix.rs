@@ -74,6 +74,8 @@ const ROWS: &[Program] = &[
             "HeadMessage::LifeOver",
             "HeadMessage::ActorStarted",
             "HeadEvent::Actor",
+            "HeadMessage::SaidAgain",
+            "HeadEvent::SayAgain",
             "HeadEvent::Deadlock",
             "NodeMessage::DrainActor",
             "NodeMessage::ActorStarted",

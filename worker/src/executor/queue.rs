@@ -19,7 +19,7 @@ use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{
-    self, Actor, Become, ByGroup, Cancelled, GaveBack, Held, Next, Place, Refused, RoomNews, Takes, ThreadCalls,
+    self, Actor, Become, ByGroup, Cancelled, GaveBack, Held, Next, Place, Refused, Takes, ThreadCalls,
 };
 use wingbeat_process::{Assigned, EXITS, Executor, Handle, Process, Session, Work, note};
 
@@ -283,11 +283,13 @@ impl Queue {
     pub(crate) fn pauses(&self, place: &Place, call: &TaskSpec, pauses: bool, beside: ThreadCalls) {
         let mut state = self.state.lock();
         let beyond = state.work.pauses(call, pauses, beside);
-        let news = beyond.map_or(RoomNews::None, |beyond| place.runs_beyond(beyond));
+        let has_less_room = beyond.is_some_and(|beyond| place.runs_beyond(beyond));
         let takers = state.wanted(work::group_of(call));
         drop(state);
         takers.into_iter().for_each(Waker::wake);
-        self.session.process().room_has_changed(news);
+        if has_less_room {
+            self.session.process().has_less_room();
+        }
     }
 
     /// Has every thread look again.
@@ -328,7 +330,7 @@ impl Queue {
         let mut state = self.state.lock();
         let place = execution.place.as_deref();
         let beyond = place.and_then(|_| state.work.call_done(spec, beside));
-        let news = place.zip(beyond).map_or(RoomNews::None, |(place, beyond)| place.runs_beyond(beyond));
+        let has_less_room = place.zip(beyond).is_some_and(|(place, beyond)| place.runs_beyond(beyond));
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
         if state.work.ends_now() {
             self.wake_all(&mut state);
@@ -338,7 +340,9 @@ impl Queue {
             false => state.at_home.base = None,
         }
         drop(state);
-        self.session.process().room_has_changed(news);
+        if has_less_room {
+            self.session.process().has_less_room();
+        }
     }
 
     /// Something runs: cancelling finds it from now on.

@@ -158,7 +158,7 @@ impl<'a> Call<'a> {
         {
             return match self.start(function, values, start) {
                 Ok(running) => {
-                    let under_way = UnderWay::begin(&self.execution);
+                    let under_way = self.has_others_beside().then(|| UnderWay::begin(&self.execution));
                     Some(Box::pin(async move {
                         let ended = self.go_on(running).await;
                         drop(under_way);
@@ -171,7 +171,7 @@ impl<'a> Call<'a> {
                 }
             };
         }
-        let under_way = UnderWay::begin(&self.execution);
+        let under_way = self.has_others_beside().then(|| UnderWay::begin(&self.execution));
         Some(Box::pin(async move {
             let patient = self.execution.place.is_some();
             let arriving = self.execution.scope(self.queue.session.bring_in(&self.spec.args, patient));
@@ -183,6 +183,11 @@ impl<'a> Call<'a> {
             drop(under_way);
             self.answer(begun, ended);
         }))
+    }
+
+    /// Whether others may be under way on its thread. A task that was sent here has one for itself.
+    fn has_others_beside(&self) -> bool {
+        self.execution.place.is_some() || self.execution.at_home
     }
 
     fn answer(&self, begun: Instant, (mut outcome, held): Ended) {

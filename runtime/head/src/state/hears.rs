@@ -60,6 +60,7 @@ impl State {
                 | HeadMessage::AbandonLease(_)
                 | HeadMessage::Waiting { .. }
                 | HeadMessage::Resumed { .. }
+                | HeadMessage::SaidAgain { .. }
                 | HeadMessage::WatchActor(_)
                 | HeadMessage::WatchPlacementGroup(_)
                 | HeadMessage::KillActor { .. }
@@ -86,6 +87,7 @@ impl State {
             }
             (Speaker::Process(by), HeadMessage::Waiting { lease, wait }) => self.waiting(by, lease, wait),
             (Speaker::Process(_), HeadMessage::Resumed { lease, task }) => self.resumed(lease, task),
+            (Speaker::Process(by), HeadMessage::SaidAgain { question, wait }) => self.said_again(by, question, wait),
             (Speaker::Process(by), HeadMessage::WatchActor(actor)) => self.watch(by, actor),
             (Speaker::Process(by), HeadMessage::WatchPlacementGroup(group)) => self.watch_group(by, group),
             (Speaker::Process(_), HeadMessage::KillActor { actor, may_restart }) => {

@@ -44,6 +44,7 @@ mod queue;
 mod quotas;
 mod recovery;
 mod shapes;
+mod suspects;
 mod unfit;
 mod waits;
 mod why;

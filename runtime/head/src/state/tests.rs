@@ -25,6 +25,7 @@ mod recovery;
 #[cfg(feature = "journal")]
 mod return_of_many;
 mod scheduling;
+mod waits;
 mod why;
 
 /// A cluster whose actions are kept until a test looks at them.
@@ -410,7 +411,7 @@ impl Bench {
             name: "t".into(),
             within: None,
             waits_for: WaitsFor::Results,
-            on: Vec::new(),
+            awaits: Vec::new(),
         };
         self.says(process, HeadMessage::Waiting { lease: Some(lease), wait });
     }

@@ -41,6 +41,7 @@ kinds!(HeadMessage {
     AbandonLease,
     Waiting,
     Resumed,
+    SaidAgain,
     WatchActor,
     WatchPlacementGroup,
     KillActor,
@@ -71,6 +72,7 @@ kinds!(HeadEvent {
     NodeDied,
     Actor,
     PlacementGroup,
+    SayAgain,
     Deadlock,
     Standby
 });

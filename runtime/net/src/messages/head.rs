@@ -22,7 +22,7 @@ pub struct ClusterView {
 }
 
 /// Says what an execution waits for, when it begins to wait.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Wait {
     /// The execution that waits.
     pub task: TaskId,
@@ -32,8 +32,28 @@ pub struct Wait {
     pub within: Option<Within>,
     /// What it waits for that these have.
     pub waits_for: WaitsFor,
-    /// The tasks that it waits for, and of each what it is a call of.
-    pub on: Vec<(TaskId, Option<Callee>)>,
+    /// Its waits, as of futures that are polled together. It goes on as soon as one of them is over.
+    pub awaits: Vec<Await>,
+}
+
+/// One wait of an execution.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Await {
+    /// The tasks that it is for. Those whose results are there are none of them.
+    pub on: Vec<AwaitedTask>,
+    /// It never ends if so many of these cannot: one where all are waited for, all where one is enough.
+    pub ends_without: u32,
+}
+
+/// A task that an execution waits for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct AwaitedTask {
+    /// Which.
+    pub task: TaskId,
+    /// What it is a call of.
+    pub callee: Option<Callee>,
+    /// It begins when these are done, whose results are its arguments, and of each what it is a call of.
+    pub after: Vec<(TaskId, Option<Callee>)>,
 }
 
 /// What an execution waits for.
@@ -85,7 +105,7 @@ pub enum HeadMessage {
     /// The owner has lost contact with the worker process of a lease, which may still run tasks of it. So nobody else can use
     /// that process: the head ends it.
     AbandonLease(LeaseId),
-    /// An execution waits for others, so that a circle among them is found. Said again when it waits for something else, too.
+    /// An execution waits for others, so that a circle among them is found. Said again when it waits for something else.
     Waiting {
         /// The lease whose CPUs are free from now on. None where they are not, since the process runs something else, and where that is
         /// known already.
@@ -99,6 +119,13 @@ pub enum HeadMessage {
         lease: Option<LeaseId>,
         /// The execution.
         task: TaskId,
+    },
+    /// The answer to [`HeadEvent::SayAgain`]: one for each execution that still waits, and a last one.
+    SaidAgain {
+        /// To which question.
+        question: u64,
+        /// What it waits for now; none if that was all.
+        wait: Option<Wait>,
     },
     /// Tell this process about the actor, now and whenever it changes.
     WatchActor(ActorId),
@@ -390,6 +417,13 @@ pub enum HeadEvent {
         group: PlacementGroupId,
         /// Its state now.
         state: PlacementGroupState,
+    },
+    /// These executions of this process are in what looks like a circle: what do they wait for now?
+    SayAgain {
+        /// The number of the question.
+        question: u64,
+        /// The executions.
+        tasks: Vec<TaskId>,
     },
     /// The wait that this process announced closes a circle.
     Deadlock {

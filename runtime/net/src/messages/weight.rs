@@ -7,7 +7,9 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::*;
 use wingbeat_core::value::{ObjectValue, Packed, Refs, Stored};
 
-use super::{HeadEvent, HeadMessage, LeaseHolder, LogLine, NodeMessage, PeerMessage, Shadow, Work, WorkerCommand};
+use super::{
+    HeadEvent, HeadMessage, LeaseHolder, LogLine, NodeMessage, PeerMessage, Shadow, Wait, Work, WorkerCommand,
+};
 
 /// What a message costs beside what can grow in it.
 const FIXED: usize = 128;
@@ -143,12 +145,21 @@ impl Weight for ActorSpec {
     }
 }
 
+impl Weight for Wait {
+    fn weight(&self) -> usize {
+        let tasks = self.awaits.iter().flat_map(|one| &one.on);
+        let tasks: usize = tasks.map(|on| 32 + on.after.len() * 32).sum();
+        FIXED + self.name.len() + self.awaits.len() * 16 + tasks
+    }
+}
+
 impl Weight for HeadMessage {
     fn weight(&self) -> usize {
         FIXED
             + match self {
                 HeadMessage::Demand { shape: asked, name, .. } => shape(asked) + name.len(),
-                HeadMessage::Waiting { wait, .. } => wait.name.len() + wait.on.len() * 32,
+                HeadMessage::Waiting { wait, .. } => wait.weight(),
+                HeadMessage::SaidAgain { wait, .. } => wait.as_ref().map_or(0, Weight::weight),
                 HeadMessage::LeaseFailed { error: why, .. } | HeadMessage::ActorStarted { outcome: Err(why), .. } => {
                     error(why)
                 }
@@ -176,6 +187,7 @@ impl Weight for HeadEvent {
                 HeadEvent::Actor {
                     state: ActorState::Restarting { cause, .. } | ActorState::Dead { cause }, ..
                 } => error(cause),
+                HeadEvent::SayAgain { tasks, .. } => tasks.len() * 16,
                 HeadEvent::Deadlock { cycle, .. } => cycle.iter().map(String::len).sum(),
                 HeadEvent::PlacementGroup { .. } => 8 * FIXED,
                 HeadEvent::Standby(Some(standby)) => address(standby),

@@ -229,6 +229,7 @@ impl Redact for HeadMessage {
             | HeadMessage::AbandonLease(_)
             | HeadMessage::Waiting { .. }
             | HeadMessage::Resumed { .. }
+            | HeadMessage::SaidAgain { .. }
             | HeadMessage::WatchActor(_)
             | HeadMessage::WatchPlacementGroup(_)
             | HeadMessage::KillActor { .. }
@@ -280,6 +281,7 @@ impl Redact for HeadEvent {
             | HeadEvent::Stops
             | HeadEvent::Standby(_)
             | HeadEvent::NodeDied { .. }
+            | HeadEvent::SayAgain { .. }
             | HeadEvent::Deadlock { .. } => {}
         }
     }

@@ -175,7 +175,12 @@ impl Owner {
 
     /// Whose object this handle counts; none for a call that failed before it had a session.
     pub(crate) fn of(handle: &Handle) -> Option<Arc<Owner>> {
-        let home: Arc<dyn Any + Send + Sync> = handle.home()?.clone();
+        Owner::of_object(handle.object())
+    }
+
+    /// Whose object this is; none for a call that failed before it had a session.
+    pub(crate) fn of_object(object: &Object) -> Option<Arc<Owner>> {
+        let home: Arc<dyn Any + Send + Sync> = object.home()?.clone();
         home.downcast().ok()
     }
 

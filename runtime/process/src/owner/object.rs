@@ -187,6 +187,11 @@ impl Object {
         self.id
     }
 
+    /// Who keeps it; none for a call that failed before it had a session.
+    pub(crate) fn home(&self) -> Option<&Arc<dyn Home>> {
+        self.home.as_ref()
+    }
+
     pub(crate) fn producer(&self) -> Option<Producer> {
         self.producer
     }
@@ -475,11 +480,6 @@ impl Handle {
 
     pub(crate) fn object(&self) -> &Arc<Object> {
         &self.object
-    }
-
-    /// Who keeps the object; none for a call that failed before it had a session.
-    pub(crate) fn home(&self) -> Option<&Arc<dyn Home>> {
-        self.object.home.as_ref()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Calls whose arguments are other objects: they wait until those are there.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -10,10 +11,13 @@ use wingbeat_core::value::{ObjectValue, Packed};
 
 use crate::owner::Owner;
 use crate::owner::name::Name;
-use crate::owner::object::Handle;
+use crate::owner::object::{Handle, Producer};
 use crate::owner::outbound::{Content, Outbound, PackedValue};
 use crate::owner::submission::{Cancel, Request};
 use crate::owner::unresolved::Unresolved;
+
+/// So many arguments of a task that is waited for are told of at most.
+const ARGUMENTS_LOOKED_FOR: usize = 64;
 
 impl Owner {
     /// The arguments as they are pushed; none while one is not there.
@@ -117,6 +121,30 @@ impl Owner {
             unresolved.leave_places();
         }
         self.argument_arrived(&unresolved);
+    }
+
+    /// The tasks whose results a call of ours lacks that was not submitted for that, and what each is a call of. Through others that lack something
+    /// themselves, the first ones.
+    pub(crate) fn arguments_of(&self, task: TaskId) -> Vec<(TaskId, Option<Producer>)> {
+        let (mut missing, mut seen, mut next) = (Vec::new(), BTreeSet::from([task]), vec![task]);
+        while let Some(task) = next.pop() {
+            let Some(call) = self.submission.unresolved.get(&task).map(|call| call.clone()) else { continue };
+            for (_, handle) in call.missing() {
+                let argument = handle.id().task;
+                if missing.len() == ARGUMENTS_LOOKED_FOR {
+                    return missing;
+                }
+                if !seen.insert(argument) {
+                    continue;
+                }
+                if self.submission.unresolved.contains_key(&argument) {
+                    next.push(argument);
+                } else {
+                    missing.push((argument, handle.producer()));
+                }
+            }
+        }
+        missing
     }
 
     fn argument_arrived(self: &Arc<Self>, call: &Unresolved) {

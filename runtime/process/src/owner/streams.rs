@@ -64,6 +64,11 @@ impl Left {
 }
 
 impl State {
+    /// Whether the next item, or that there is none, is known.
+    pub(crate) fn has_next(&self) -> bool {
+        self.failed || self.items.contains_key(&self.taken) || self.count.is_some_and(|count| self.taken >= count)
+    }
+
     fn is_over(&self) -> bool {
         self.failed || self.count.is_some()
     }

@@ -488,6 +488,7 @@ impl Owner {
             }
             HeadEvent::Starting { shape, wanted, leases } => core.dispatch.starting(&shape, wanted, leases),
             HeadEvent::NodeDied { .. }
+            | HeadEvent::SayAgain { .. }
             | HeadEvent::Deadlock { .. }
             | HeadEvent::PlacementGroup { .. }
             | HeadEvent::Standby(_)

@@ -13,8 +13,11 @@ use crate::session::waiting::Waiting;
 use crate::wire::executor::HoldsUp;
 use crate::wire::process::Process;
 
-/// It is looked this often which threads are blocked, while any is that others need. What is over by then held up nobody.
+/// It is looked this often which threads are blocked, while any is that others need and are not told of.
 const LOOKED_EVERY: Duration = Duration::from_millis(100);
+
+/// The others are told of after so many looks. Most threads go on before, and held up nobody.
+const TOLD_AFTER: u32 = 5;
 
 /// What is under way on a thread, by address.
 type Beside = Mutex<BTreeMap<usize, Arc<Execution>>>;
@@ -60,8 +63,8 @@ struct Blocked {
 
 #[derive(Default)]
 struct State {
-    /// It was looked at before.
-    was_seen: bool,
+    /// How often it was looked at.
+    looks: u32,
     /// What the others wait for, if they were told of.
     waits: Option<Vec<Waiting>>,
     /// The thread goes on.
@@ -69,16 +72,26 @@ struct State {
 }
 
 impl HoldsUp for Blocked {
-    fn look(&self) {
+    fn look(&self) -> bool {
         let mut state = self.state.lock();
-        if state.is_over || !std::mem::replace(&mut state.was_seen, true) || state.waits.is_some() {
-            return;
+        if state.is_over || state.waits.is_some() {
+            return false;
+        }
+        state.looks += 1;
+        if state.looks < TOLD_AFTER {
+            return true;
         }
         // An earlier attempt that has not ended yet is none of them. It is told of all others: none of them ends meanwhile.
         let is_other = |other: &&Arc<Execution>| other.task != self.by.task && !other.is_disowned();
         let others: Vec<_> = self.beside.lock().values().filter(is_other).cloned().collect();
         let wait = |other: &Arc<Execution>| other.run(|| Waiting::for_thread(self.by.task));
         state.waits = Some(others.iter().filter_map(wait).collect());
+        false
+    }
+
+    fn is_looked_at(&self) -> bool {
+        let state = self.state.lock();
+        !state.is_over && state.waits.is_none()
     }
 }
 
@@ -118,10 +131,12 @@ impl Process {
     fn look_at_blocked_threads(&self) {
         let look = |process: &Process| {
             let blocked: Vec<_> = process.wire.blocked_threads.lock().values().cloned().collect();
-            blocked.iter().for_each(|blocked| blocked.look());
-            !blocked.is_empty()
+            blocked.iter().filter(|blocked| blocked.look()).count() > 0
         };
-        let any = |process: &Process| !process.wire.blocked_threads.lock().is_empty();
+        let any = |process: &Process| {
+            let blocked: Vec<_> = process.wire.blocked_threads.lock().values().cloned().collect();
+            blocked.iter().any(|blocked| blocked.is_looked_at())
+        };
         self.look_every(LOOKED_EVERY, ("looking at blocked threads", |wire| &wire.looks_at_blocked_threads), look, any);
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use wingbeat_net::spin::Resting;
 
 use crate::session::beside::Blocks;
-use crate::session::blocked::{Polls, is_blocked};
 use crate::session::context::{self, Execution};
+use crate::session::manner::{Polls, is_blocked};
 use crate::session::session::Session;
 
 /// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime. Inside, nothing else of that
@@ -39,7 +39,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(tokio::task::coop::unconstrained(future));
     let mut blocked = Blocked { execution: context::current(), holds_up: None };
     loop {
-        let polls = Polls::begin();
+        let polls = Polls::blocking();
         let polled = future.as_mut().poll(&mut cx);
         drop(polls);
         if let std::task::Poll::Ready(done) = polled {

@@ -17,12 +17,12 @@ use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::spin::Working;
 
 use crate::session::actor::ActorHandle;
-use crate::session::blocked::is_blocked;
+use crate::session::manner::is_blocked;
 use crate::session::registry::Class;
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
 use crate::wire::executor::Interrupt;
-use crate::work::{On, Place, Waiter, Waits};
+use crate::work::{Awaited, Place, Waiter, Waits};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
@@ -113,11 +113,11 @@ impl Listener {
         Poll::Pending
     }
 
-    /// Why a wait for these tasks must end, if it must.
-    pub(crate) fn poll_interrupted(&mut self, on: &[On], cx: &Context<'_>) -> Poll<Error> {
+    /// Why a wait for this must end, if it must.
+    pub(crate) fn poll_interrupted(&mut self, awaited: &Awaited, cx: &Context<'_>) -> Poll<Error> {
         let execution = self.execution.clone();
         let interrupted = self.poll(cx, |asked| {
-            let hopeless = asked.deadlock.take_if(|(hopeless, _)| on.iter().any(|(task, _)| task == hopeless));
+            let hopeless = asked.deadlock.take_if(|(hopeless, _)| awaited.is_for(*hopeless));
             let cancelled = || asked.cancelled.then(|| Error::Cancelled { task: execution.name.to_string() });
             hopeless.map(|(_, error)| error).or_else(cancelled)
         });
@@ -285,6 +285,12 @@ impl Execution {
         self.wakes_all(|asked| asked.all_were_woken = asked.cancelled);
     }
 
+    /// It waits no more for what was told to be in vain: a later wait for the same may not be.
+    pub(crate) fn forgets_deadlock(&self, on: TaskId) {
+        let forgotten = self.asked.lock().deadlock.take_if(|(hopeless, _)| *hopeless == on);
+        drop(forgotten);
+    }
+
     fn wakes_all(&self, change: impl FnOnce(&mut Requests)) {
         let mut asked = self.asked.lock();
         change(&mut asked);
@@ -295,7 +301,7 @@ impl Execution {
 
     /// While the answer lives, the execution waits for somebody who is no task: its CPUs are free for others.
     pub fn waits_for_others(self: &Arc<Self>) -> Option<Waiting> {
-        self.run(|| Waiting::begin(Vec::new()))
+        self.run(|| Waiting::begin(Awaited::nobody()))
     }
 
     /// Runs `body` as part of this execution.
@@ -317,14 +323,25 @@ impl Execution {
 
 impl Interrupt for Execution {
     fn deadlocked(&self, on: TaskId, error: Error) {
-        // One that is over must not end a later one.
-        if self.waits.lock().is_for(on) {
-            self.tell(|asked| asked.deadlock = Some((on, error)));
+        let mut waits = self.waits.lock();
+        if !waits.is_hopeless(on) {
+            return;
         }
+        // Under the lock: when that wait is over, it is forgotten.
+        self.asked.lock().deadlock = Some((on, error));
+        drop(waits);
+        self.tell(|_| {});
     }
 
-    fn room_has_changed(&self) {
-        self.waits_at_the_head(Waits::room_has_changed);
+    fn has_less_room(&self) {
+        self.waits_at_the_head(Waits::has_less_room);
+    }
+
+    fn say_again(&self, question: u64) {
+        self.waits_at_the_head(|waits, waiter| {
+            let wait = waits.asked_again(waiter)?;
+            Some(HeadMessage::SaidAgain { question, wait: Some(wait) })
+        });
     }
 
     fn tell_anew(&self) {
@@ -540,7 +557,7 @@ mod tests {
             let mut interrupted = Listener::new(execution.clone());
             for _ in 0..3 {
                 assert!(waiting.as_mut().poll(&mut cx).is_pending());
-                assert!(interrupted.poll_interrupted(&[], &cx).is_pending());
+                assert!(interrupted.poll_interrupted(&Awaited::nobody(), &cx).is_pending());
             }
             assert_eq!(execution.asked.lock().wakers.len(), 2);
         }

@@ -21,11 +21,13 @@ use crate::owner::Owner;
 use crate::owner::object::Handle;
 use crate::owner::waiters::Place;
 use crate::session::blocking::block_on;
+use crate::session::manner::Polls;
 use crate::session::session::Session;
 use crate::session::values;
 use crate::session::waiting::Waiting;
 use crate::wire::process::Process;
 use crate::wire::view::{Bits, ObjectView};
+use crate::work::{Awaited, On};
 
 /// A value that is in reach of this process.
 pub struct Value {
@@ -398,12 +400,9 @@ impl Session {
                     return Poll::Ready(Ok(arrivals.ready()));
                 }
                 process.attend();
-                Waiting::keep_on(&mut waiting, || {
-                    // Who waits for some of several is held up by none of them in particular.
-                    let all = count == arrivals.handles.len();
-                    let on = arrivals.handles.iter().filter(|handle| all && !handle.is_ready());
-                    on.map(|handle| (handle.id().task, handle.producer())).collect()
-                });
+                let polls = timer.is_some().then(Polls::with_limit);
+                Waiting::keep_on(&mut waiting, || Awaited::some(count, arrivals.handles.iter().map(On::value)));
+                drop(polls);
                 match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
                     Some(Poll::Ready(error)) => Poll::Ready(Err(error)),
                     _ => Poll::Pending,
@@ -445,7 +444,10 @@ impl Session {
         async move {
             let mut future = std::pin::pin!(future);
             std::future::poll_fn(move |cx| {
-                if let Poll::Ready(done) = future.as_mut().poll(cx) {
+                let polls = Polls::with_limit();
+                let polled = future.as_mut().poll(cx);
+                drop(polls);
+                if let Poll::Ready(done) = polled {
                     return Poll::Ready(done);
                 }
                 timer

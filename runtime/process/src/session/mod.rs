@@ -1,6 +1,6 @@
 //! What users call, and what user code runs in.
 //!
-//! - [`session`]: a process's membership in a cluster; [`blocking`], `blocked`: how threads of users wait; [`beside`]: who does
+//! - [`session`]: a process's membership in a cluster; [`blocking`], `manner`: how threads of users wait; [`beside`]: who does
 //!   not go on meanwhile.
 //! - [`registry`], `outgoing`: the functions and classes of this executable.
 //! - [`arguments`], [`values`]: values on their way in and out, and the refs inside them; [`actor`]: handles of actors.
@@ -11,13 +11,13 @@
 pub mod actor;
 pub mod arguments;
 pub(crate) mod beside;
-mod blocked;
 pub(crate) mod blocking;
 mod cluster;
 pub mod context;
 pub(crate) mod get;
 pub mod groups;
 mod looking;
+mod manner;
 pub mod options;
 mod outgoing;
 pub(crate) mod pressure;

@@ -16,6 +16,7 @@ use crate::session::context;
 use crate::session::get::{Value, ValueFuture};
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
+use crate::work::{Awaited, On};
 
 /// The consumer's end of a stream. Dropping it cancels the task.
 pub struct StreamHandle {
@@ -162,7 +163,7 @@ impl StreamHandle {
         if self.has_ended_for_this_task() {
             return Poll::Ready(None);
         }
-        Waiting::keep_on(waiting, || vec![(self.task, self.producer)]);
+        Waiting::keep_on(waiting, || Awaited::all([On::next_item(self.task, self.producer, &self.cell)]));
         self.unless_interrupted(waiting, cx)
     }
 

@@ -13,17 +13,14 @@ use wingbeat_core::error::Error;
 use wingbeat_net::messages::WaitsFor;
 
 use crate::owner::object::Handle;
-use crate::session::blocked::is_blocked;
 use crate::session::context::{self, Execution, Listener};
+use crate::session::manner::manner_of_waiting;
+use crate::wire::executor::Interrupt;
 use crate::wire::process::Process;
-use crate::work::{Later, Left, On, RoomNews};
+use crate::work::{Awaited, Later, Left, Manner, On};
 
-/// What an execution waits for is looked at this often while it changes. What the head was told and is over is taken back then.
+/// What an execution waits for is looked at this often while it changes. What has not changed from one look to the next is told.
 const TOLD_AFTER: Duration = Duration::from_millis(100);
-
-/// What is new is told after one of these looks, and each time after twice as many, so that one that waits for many thousand results at a time does
-/// not tell of each.
-const LOOKS_AT_MOST: u32 = 100;
 
 fn tell_later(execution: &Arc<Execution>) {
     // A deadlock that the head is not told of would last for ever.
@@ -31,20 +28,14 @@ fn tell_later(execution: &Arc<Execution>) {
 }
 
 async fn telling(execution: Weak<Execution>) {
-    let (mut looks, mut due_after) = (0, 1);
     loop {
         tokio::time::sleep(TOLD_AFTER).await;
-        looks += 1;
-        let is_due = looks >= due_after;
         let Some(execution) = execution.upgrade() else { return };
         let mut waits = execution.waits.lock();
-        match waits.told_later(&execution.waiter(), is_due) {
-            Later::Tell(message) => execution.session.process().tell_head(message),
-            Later::Ask => continue,
+        match waits.told_later(&execution.waiter()) {
+            Later::Tell(message) => return execution.session.process().tell_head(message),
+            Later::Ask => {}
             Later::Nothing => return,
-        }
-        if is_due {
-            (looks, due_after) = (0, (due_after * 2).min(LOOKS_AT_MOST));
         }
     }
 }
@@ -61,19 +52,10 @@ impl Process {
         self.look_every(TOLD_AFTER, ("looking at what waits", |wire| &wire.looks_at_waits), look, lasting);
     }
 
-    /// There is room for more or fewer calls in a group of the actor: the head is told, for those that wait.
-    pub fn room_has_changed(&self, news: RoomNews) {
-        match news {
-            RoomNews::None => {}
-            RoomNews::AtOnce => self.tell_of_room(),
-            RoomNews::Soon => {
-                self.wire.has_less_room.store(true, Ordering::SeqCst);
-                self.look_at_room();
-            }
-        }
-    }
-
-    fn look_at_room(&self) {
+    /// There is room for fewer calls in a group of the actor: the head is told soon, for those that wait. Streams go on and pause many times a second,
+    /// and a circle stays.
+    pub fn has_less_room(&self) {
+        self.wire.has_less_room.store(true, Ordering::SeqCst);
         let look = |process: &Process| {
             let has_less = process.wire.has_less_room.swap(false, Ordering::SeqCst);
             if has_less {
@@ -87,7 +69,7 @@ impl Process {
 
     fn tell_of_room(&self) {
         let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
-        waits.iter().for_each(|waiting| waiting.room_has_changed());
+        waits.iter().for_each(|waiting| waiting.has_less_room());
     }
 
     /// Whether some have not lasted yet, and are to be looked at again.
@@ -100,9 +82,10 @@ impl Process {
 /// While it lives, the execution waits.
 pub struct Waiting {
     listener: Listener,
-    on: Vec<On>,
-    /// Whether a thread is blocked for it.
-    blocks: bool,
+    awaited: Awaited,
+    /// Among the waits of the execution.
+    number: u64,
+    manner: Manner,
     waits_for: WaitsFor,
 }
 
@@ -110,38 +93,44 @@ impl Waiting {
     /// Has the current execution wait for these objects while `kept` lives, if it does not wait already. Whoever keeps it may outlive the execution, and be
     /// polled by the next one, or blocking: then that waits.
     pub fn keep(kept: &mut Option<Waiting>, objects: &[&Handle]) {
-        Waiting::keep_on(kept, || objects.iter().map(|handle| (handle.id().task, handle.producer())).collect());
+        Waiting::keep_on(kept, || Awaited::all(objects.iter().map(|handle| On::value(handle))));
     }
 
-    /// As [`Waiting::keep`], for tasks.
-    pub(crate) fn keep_on(kept: &mut Option<Waiting>, on: impl FnOnce() -> Vec<On>) {
-        let goes_on =
-            |waiting: &Waiting| context::is_current(waiting.listener.execution()) && waiting.blocks == is_blocked();
+    /// As [`Waiting::keep`], for whichever of these objects comes first.
+    pub fn keep_for_one<'a>(kept: &mut Option<Waiting>, objects: impl IntoIterator<Item = &'a Handle>) {
+        Waiting::keep_on(kept, || Awaited::some(1, objects.into_iter().map(On::value)));
+    }
+
+    /// As [`Waiting::keep`].
+    pub(crate) fn keep_on(kept: &mut Option<Waiting>, awaited: impl FnOnce() -> Awaited) {
+        let goes_on = |waiting: &Waiting| {
+            context::is_current(waiting.listener.execution()) && waiting.manner == manner_of_waiting()
+        };
         if kept.as_ref().is_some_and(goes_on) {
             return;
         }
         *kept = None;
-        *kept = Waiting::begin(on());
+        *kept = Waiting::begin(awaited());
     }
 
-    /// The current execution waits for these tasks; none outside of a task.
-    pub(crate) fn begin(on: Vec<On>) -> Option<Waiting> {
-        Waiting::begin_as(on, WaitsFor::Results)
+    /// The current execution waits for this; none outside of a task.
+    pub(crate) fn begin(awaited: Awaited) -> Option<Waiting> {
+        Waiting::begin_as(awaited, WaitsFor::Results)
     }
 
     /// The current execution, which waits for nothing else, waits for its turn at the state that these have. It cannot be told that it does so in
     /// vain.
     pub(crate) fn for_turn(holders: &[TaskId]) -> Option<Waiting> {
-        let on = holders.iter().map(|task| (*task, None)).collect();
-        if holders.is_empty() { None } else { Waiting::begin_as(on, WaitsFor::Turn) }
+        let all = || Awaited::all(holders.iter().map(|task| On::task(*task)));
+        if holders.is_empty() { None } else { Waiting::begin_as(all(), WaitsFor::Turn) }
     }
 
     /// The current execution waits for its thread, whatever else it waits for, since this one blocks that. It cannot be told that it does so in vain.
     pub(crate) fn for_thread(by: TaskId) -> Option<Waiting> {
-        Waiting::begin_as(vec![(by, None)], WaitsFor::Thread)
+        Waiting::begin_as(Awaited::all([On::task(by)]), WaitsFor::Thread)
     }
 
-    fn begin_as(on: Vec<On>, waits_for: WaitsFor) -> Option<Waiting> {
+    fn begin_as(awaited: Awaited, waits_for: WaitsFor) -> Option<Waiting> {
         let execution = context::current()?;
         let process = execution.session.process();
         process.attend();
@@ -151,14 +140,14 @@ impl Waiting {
             return None;
         }
         let is_for_results = waits_for == WaitsFor::Results;
-        let blocks = is_blocked() && is_for_results;
-        let is_first = waits.add(&on, blocks, Instant::now());
-        waits.waits_for(waits_for, &on, true);
+        let manner = if is_for_results { manner_of_waiting() } else { Manner::default() };
+        let (number, is_first) = waits.add(awaited.clone(), manner, Instant::now());
+        waits.waits_for(waits_for, &awaited, true);
         if is_first {
             process.wire.waits.insert(execution.task, execution.clone());
             if execution.at_home {
                 if let Some(executor) = process.executor() {
-                    executor.begin_wait_at_home(execution.task, blocks);
+                    executor.begin_wait_at_home(execution.task, manner.blocks);
                 }
                 waits.begun_at_home();
                 process.look_at_waits();
@@ -169,7 +158,7 @@ impl Waiting {
             }
         } else {
             if execution.at_home
-                && blocks
+                && manner.blocks
                 && let Some(executor) = process.executor()
             {
                 executor.begin_wait_at_home(execution.task, true);
@@ -179,12 +168,12 @@ impl Waiting {
             }
         }
         drop(waits);
-        Some(Waiting { listener: Listener::new(execution), on, blocks, waits_for })
+        Some(Waiting { listener: Listener::new(execution), awaited, number, manner, waits_for })
     }
 
     /// Why it must end, if it must; otherwise `cx` is woken when it must.
     pub fn poll_interrupted(&mut self, cx: &Context<'_>) -> Poll<Error> {
-        self.listener.poll_interrupted(&self.on, cx)
+        self.listener.poll_interrupted(&self.awaited, cx)
     }
 }
 
@@ -193,10 +182,13 @@ impl Drop for Waiting {
         let execution = self.listener.execution();
         // Held while others are told, so that they hear of it in order.
         let mut waits = execution.waits.lock();
-        waits.waits_for(self.waits_for, &self.on, false);
-        match waits.remove(&execution.waiter(), &self.on, self.blocks, Instant::now()) {
+        waits.waits_for(self.waits_for, &self.awaited, false);
+        match waits.remove(&execution.waiter(), self.number, Instant::now()) {
             Left::Some(true) => tell_later(execution),
             left => execution.left(left),
+        }
+        if let Some(on) = waits.hopeless_that_is_over() {
+            execution.forgets_deadlock(on);
         }
     }
 }
@@ -213,8 +205,10 @@ impl Execution {
     pub(crate) fn left(&self, left: Left) {
         let Left::None(resumed) = left else { return };
         let process = self.session.process();
-        process.wire.waits.remove(&self.task);
-        if let Some(resumed) = resumed {
+        // A later attempt may wait by now.
+        let is_this = |_: &TaskId, waiting: &Arc<dyn Interrupt>| std::ptr::addr_eq(Arc::as_ptr(waiting), self);
+        let was_known = process.wire.waits.remove_if(&self.task, is_this).is_some();
+        if let Some(resumed) = resumed.filter(|_| was_known) {
             process.tell_head(resumed);
         }
         match process.executor() {

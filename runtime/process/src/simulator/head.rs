@@ -202,6 +202,15 @@ impl World {
             HeadEvent::NodeDied { node, why } => {
                 process.owner.node_died(node, &why);
             }
+            HeadEvent::SayAgain { question, tasks } => {
+                for execution in process.executions().iter().filter(|execution| tasks.contains(&execution.spec.id)) {
+                    let wait = execution.waits.borrow_mut().asked_again(&execution.waiter());
+                    if wait.is_some() {
+                        process.owner.outside.tell_head(&process.owner, HeadMessage::SaidAgain { question, wait });
+                    }
+                }
+                process.owner.outside.tell_head(&process.owner, HeadMessage::SaidAgain { question, wait: None });
+            }
             HeadEvent::Deadlock { cycle, .. } => panic!("programs wait for each other: {cycle:?}"),
             HeadEvent::PlacementGroup { .. } => {}
             HeadEvent::WorkerDied(death) if death.is_moved => {

@@ -27,7 +27,7 @@ use crate::owner::outbound::{Content, Outbound, PackedValue, holds};
 use crate::owner::retrying::RetryOn;
 use crate::owner::streams::Cell;
 use crate::owner::submission::Cancel;
-use crate::work::{Left, On};
+use crate::work::{self, Left, On};
 
 /// Where a program runs, and as what.
 #[derive(Clone)]
@@ -61,13 +61,14 @@ pub(super) struct Incoming {
 /// While it lives, its execution waits.
 struct Waiting {
     site: Site,
-    on: Vec<On>,
+    number: u64,
 }
 
 impl Waiting {
-    fn begin(site: &Site, on: Vec<On>) -> Option<Waiting> {
+    fn begin(site: &Site, awaited: work::Awaited) -> Option<Waiting> {
         let execution = site.execution.as_ref()?;
-        let is_first = execution.waits.borrow_mut().add(&on, false, site.shared.instant());
+        let (number, is_first) =
+            execution.waits.borrow_mut().add(awaited, work::Manner::default(), site.shared.instant());
         assert!(is_first, "a program waits for one thing at a time");
         if execution.is_at_home {
             site.process.begin_wait_at_home(execution, &site.shared);
@@ -78,15 +79,15 @@ impl Waiting {
             let message = execution.waits.borrow_mut().begun(&execution.waiter(), goes_on);
             site.tell_head(message);
         }
-        Some(Waiting { site: site.clone(), on })
+        Some(Waiting { site: site.clone(), number })
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let Waiting { site, on } = self;
+        let Waiting { site, number } = self;
         let Some(execution) = site.execution.as_ref().filter(|_| site.process.is_alive.get()) else { return };
-        let left = execution.waits.borrow_mut().remove(&execution.waiter(), on, false, site.shared.instant());
+        let left = execution.waits.borrow_mut().remove(&execution.waiter(), *number, site.shared.instant());
         if let Left::None(Some(resumed)) = left {
             site.tell_head(resumed);
         }
@@ -136,7 +137,7 @@ impl Site {
                 if value.is_pending() {
                     owner.subscribe(handle);
                     if waiting.is_none() {
-                        waiting = Waiting::begin(self, vec![(id.task, handle.producer())]);
+                        waiting = Waiting::begin(self, work::Awaited::all([On::value(handle)]));
                     }
                 }
                 value
@@ -385,7 +386,7 @@ impl Site {
                 return Poll::Ready(());
             }
             if waiting.is_none() {
-                waiting = Waiting::begin(self, Vec::new());
+                waiting = Waiting::begin(self, work::Awaited::nobody());
             }
             credit.waker.set(Some(cx.waker().clone()));
             Poll::Pending
@@ -439,7 +440,7 @@ impl Stream {
             state.waker = Some(cx.waker().clone());
             drop(state);
             if waiting.is_none() {
-                waiting = Waiting::begin(&self.site, vec![(self.task, None)]);
+                waiting = Waiting::begin(&self.site, work::Awaited::all([On::next_item(self.task, None, &self.cell)]));
             }
             Poll::Pending
         })

@@ -43,8 +43,10 @@ pub trait Executor: Send + Sync {
 pub(crate) trait Interrupt: Send + Sync {
     /// Its wait for `on` can never end.
     fn deadlocked(&self, on: TaskId, error: Error);
-    /// There may be room for more or fewer where it runs.
-    fn room_has_changed(&self);
+    /// There may be room for fewer where it runs.
+    fn has_less_room(&self);
+    /// The head asks what it waits for, if it still does.
+    fn say_again(&self, question: u64);
     /// The head does not know any more what is waited for.
     fn tell_anew(&self);
     /// Tells the head what is waited for if it was, and was not told, when this was called last. Answers whether it is to be called
@@ -54,8 +56,10 @@ pub(crate) trait Interrupt: Send + Sync {
 
 /// Something that blocks a thread on which others are under way.
 pub(crate) trait HoldsUp: Send + Sync {
-    /// The head is to know of the others if it was so when this was called last.
-    fn look(&self);
+    /// The head is to know of the others if that lasts. Whether to look again.
+    fn look(&self) -> bool;
+    /// Whether it is to be looked at.
+    fn is_looked_at(&self) -> bool;
 }
 
 /// A call that waits for its turn at the state of its actor.

@@ -28,7 +28,7 @@ use wingbeat_core::spec::{ActorSpec, Address, PlacementGroupState};
 use wingbeat_core::{ActorId, ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role, Token, Welcome};
-use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage};
+use wingbeat_net::messages::{HeadEvent, HeadMessage, LogLine, PeerMessage};
 #[cfg(test)]
 use wingbeat_net::transport::memory::Network;
 use wingbeat_net::{memory, panics};
@@ -541,6 +541,15 @@ impl Process {
     /// What the head has to say.
     pub(crate) fn head_event(&self, event: HeadEvent) {
         match event {
+            HeadEvent::SayAgain { question, tasks } => {
+                for task in tasks {
+                    let waiting = self.wire.waits.get(&task).map(|waiting| waiting.clone());
+                    if let Some(waiting) = waiting {
+                        waiting.say_again(question);
+                    }
+                }
+                self.tell_head(HeadMessage::SaidAgain { question, wait: None });
+            }
             HeadEvent::Deadlock { task, on, cycle } => {
                 // Not held while it is told: who is woken may begin another wait at once.
                 let waiting = self.wire.waits.get(&task).map(|waiting| waiting.clone());

@@ -95,20 +95,12 @@ impl Place {
         Place::with(actor, Some(group.into()), Room { calls: most, threads: most.min(THREADS) })
     }
 
-    /// So many calls run beyond those that may. Said under the lock under which that is known. What is to be told of those that the head knows to
-    /// wait here.
-    pub fn runs_beyond(&self, beyond: u32) -> RoomNews {
+    /// So many calls run beyond those that may. Said under the lock under which that is known. Whether there is less room than the head knows for those
+    /// that wait here: it may have missed a circle. Where there is more, it asks before it believes in one.
+    pub fn runs_beyond(&self, beyond: u32) -> bool {
         let mut known = self.beyond.lock();
         known.count = beyond;
-        match known.told {
-            Some(told) if told > beyond => RoomNews::Soon,
-            Some(told) if told < beyond => {
-                // Whoever waits is told of it, and says so again.
-                known.told = None;
-                RoomNews::AtOnce
-            }
-            _ => RoomNews::None,
-        }
+        known.told.is_some_and(|told| told > beyond)
     }
 
     /// How many executions that wait leave no room for another here, as the head is told now: as many as may run and those beyond, or, if it
@@ -122,17 +114,6 @@ impl Place {
         known.told = Some(known.count);
         self.room.calls.saturating_add(known.count)
     }
-}
-
-/// What is to be told when more or fewer run in a group beyond those that may.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RoomNews {
-    /// Nothing: the head knows of nobody who waits there.
-    None,
-    /// That there is more room, before it believes in a circle that is none.
-    AtOnce,
-    /// That there is less. Streams go on and pause many times a second, and a circle stays.
-    Soon,
 }
 
 /// How many calls run at a time.

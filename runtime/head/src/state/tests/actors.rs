@@ -1,6 +1,4 @@
-//! Actors, their names and restarts, and what waits for what.
-
-use wingbeat_net::messages::{Callee, WaitsFor, Within};
+//! Actors, their names and restarts.
 
 use super::*;
 
@@ -237,56 +235,7 @@ fn who_asks_late_still_learns_why_an_actor_died() {
     assert!(cause(&bench.actor_states(OTHER, 404)).is_some());
 }
 
-fn waits(bench: &mut Bench, on: ProcessId, seq: u64, actor: Option<(u64, u32)>, for_: &[(u64, Option<u64>)]) -> usize {
-    let task = |seq| TaskId { owner: DRIVER, seq };
-    let callee = |actor| Callee { actor: ActorId(actor), group: "".into() };
-    let wait = Wait {
-        task: task(seq),
-        name: format!("execution {seq}"),
-        within: actor.map(|(id, room)| Within { actor: ActorId(id), group: Some("".into()), room }),
-        waits_for: WaitsFor::Results,
-        on: for_.iter().map(|(seq, actor)| (task(*seq), actor.map(callee))).collect(),
-    };
-    bench.says(on, HeadMessage::Waiting { lease: None, wait });
-    bench.tick(crate::state::waits::CONFIRM_AFTER);
-    bench.told_to(on, |event| matches!(event, HeadEvent::Deadlock { .. }).then_some(())).len()
-}
-
-#[test]
-fn a_circle_of_waits_through_an_actor_and_a_task_is_told_to_who_closes_it() {
-    let mut bench = Bench::new(cpus(4.0));
-    for process in [10, 20] {
-        bench.step(Event::ProcessConnected(ProcessId(process)));
-    }
-    // A runs 1, which waits for the task 2, which waits for the call 3 to A.
-    assert_eq!(waits(&mut bench, ProcessId(10), 1, Some((100, 1)), &[(2, None)]), 0);
-    assert_eq!(waits(&mut bench, ProcessId(20), 2, None, &[(3, Some(100))]), 1);
-}
-
-#[test]
-fn waits_of_a_dead_process_close_no_circle() {
-    let mut bench = Bench::new(cpus(4.0));
-    for process in [10, 20] {
-        bench.step(Event::ProcessConnected(ProcessId(process)));
-    }
-    waits(&mut bench, ProcessId(10), 1, Some((100, 1)), &[(2, None)]);
-    bench.step(Event::ProcessLost(ProcessId(10), None));
-    assert_eq!(waits(&mut bench, ProcessId(20), 2, None, &[(3, Some(100))]), 0);
-}
-
 // What follows was written because it did not hold.
-
-#[test]
-fn a_full_actor_one_of_whose_executions_will_go_on_is_no_circle() {
-    let mut bench = Bench::new(cpus(4.0));
-    for process in [10, 20] {
-        bench.step(Event::ProcessConnected(ProcessId(process)));
-    }
-    // A runs 1 and 2. 2 waits for a task that just takes its time, and then there is room for 4.
-    assert_eq!(waits(&mut bench, ProcessId(10), 1, Some((100, 2)), &[(3, None)]), 0);
-    assert_eq!(waits(&mut bench, ProcessId(10), 2, Some((100, 2)), &[(9, None)]), 0);
-    assert_eq!(waits(&mut bench, ProcessId(20), 3, None, &[(4, Some(100))]), 0);
-}
 
 #[test]
 fn an_actor_that_is_given_up_before_it_is_asked_for_does_not_live() {

@@ -1,5 +1,7 @@
 //! Everything that waits says why.
 
+use wingbeat_net::messages::{Await, AwaitedTask};
+
 use super::*;
 
 fn why(bench: &mut Bench, subject: Subject) -> Explanation {
@@ -358,7 +360,7 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
         name: "parent".into(),
         within: None,
         waits_for: WaitsFor::Results,
-        on: vec![(child, None)],
+        awaits: vec![Await { on: vec![AwaitedTask { task: child, callee: None, after: Vec::new() }], ends_without: 1 }],
     };
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
     let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
@@ -368,13 +370,14 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
     let class = bench.state.explain(bench.now, Subject::Actor(ActorId(5))).unwrap().subject;
     let class = class.strip_suffix(&format!(" ({})", ActorId(5))).unwrap();
     let callee = wingbeat_net::messages::Callee { actor: ActorId(5), group: "".into() };
-    let on = vec![(child, Some(callee))];
+    let awaits =
+        vec![Await { on: vec![AwaitedTask { task: child, callee: Some(callee), after: Vec::new() }], ends_without: 1 }];
     let wait = Wait {
         task: TaskId { owner: DRIVER, seq: 1 },
         name: "parent".into(),
         within: None,
         waits_for: WaitsFor::Results,
-        on,
+        awaits,
     };
     bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
     let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
@@ -393,7 +396,7 @@ fn what_waits_in_a_placement_group_keeps_its_bundle_from_what_it_waits_for() {
         name: "train".into(),
         within: None,
         waits_for: WaitsFor::Results,
-        on: vec![(child, None)],
+        awaits: vec![Await { on: vec![AwaitedTask { task: child, callee: None, after: Vec::new() }], ends_without: 1 }],
     };
     bench.demand(OTHER, cpus(1.0), 1);
     let help = "leave room beside the group for what it waits for";

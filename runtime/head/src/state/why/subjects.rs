@@ -1,7 +1,7 @@
 //! What an actor, a process, a lease or a node does, and where.
 
 use wingbeat_core::{ActorId, LeaseId, NodeId, ProcessId};
-use wingbeat_net::messages::{Explanation, Wait, WaitsFor};
+use wingbeat_net::messages::{AwaitedTask, Explanation, Wait, WaitsFor};
 
 use super::titles::{ago, first_of, suspicion, title};
 use crate::state::actors::Standing;
@@ -14,7 +14,7 @@ const NO_TASK: &str = "whoever takes the items of its stream";
 impl State {
     /// Which execution waits, and for what.
     pub(super) fn what_waits(&self, wait: &Wait) -> String {
-        let on = wait.on.iter().map(|(task, callee)| {
+        let on = wait.awaits.iter().flat_map(|one| &one.on).map(|AwaitedTask { task, callee, .. }| {
             match callee.as_ref().and_then(|callee| self.actors.spec(callee.actor)) {
                 Some(spec) => {
                     let name = spec.name.as_ref().map(|name| format!(" `{}`", name.name)).unwrap_or_default();
