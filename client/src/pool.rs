@@ -15,10 +15,7 @@ use wingbeat_core::ActorId;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::{Handle, ReadyFuture, Session, Waiting};
 
-use crate::{AnyRef, ObjectRef};
-
-/// Of so many calls a task is told that all of them are waited for in vain. Each wait would look through more.
-const LOOKED_THROUGH: usize = 64;
+use crate::{AnyRef, ObjectRef, current_task};
 
 /// Spreads values over a set of actors, one call at a time each, also where several [`map`](Self::map)s and [`work`](Self::work)s
 /// share the pool; which of them gets an actor that is free is not promised.
@@ -384,8 +381,8 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
                 }
                 self.watched_to = state.next_call;
                 let about_to_be_busy = state.taken;
-                // Any of them will do. One that waits for many is not told that all of them are in vain.
-                let is_known = about_to_be_busy == 0 && state.busy.len() <= LOOKED_THROUGH;
+                // Any of them will do.
+                let is_known = about_to_be_busy == 0 && current_task().is_some();
                 let busy = state.busy.values().map(|(_, object)| object.handle().clone());
                 if is_known { busy.collect() } else { Vec::new() }
             };
@@ -424,9 +421,8 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
     /// The call that ended first of those that were not taken yet, when there is one; none if there are no more.
     async fn next_ended(&mut self) -> Result<Option<u64>> {
         while self.ended.is_empty() && !self.calls.is_empty() {
-            let is_known = self.calls.len() <= LOOKED_THROUGH;
             let calls = self.calls.values().map(|(object, _)| object.handle().clone());
-            let on = if is_known { calls.collect() } else { Vec::new() };
+            let on = if current_task().is_some() { calls.collect() } else { Vec::new() };
             self.an_end(&on, None).await?;
         }
         Ok(self.first_ended())

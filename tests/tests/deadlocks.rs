@@ -3,10 +3,11 @@
 
 mod common;
 
+use std::pin::pin;
 use std::time::Duration;
 
 use common::Local;
-use futures::{FutureExt, select_biased};
+use futures::{FutureExt, poll, select_biased};
 use wingbeat::{ActorPool, Error, ErrorKind, ObjectRef};
 
 /// Only something that hangs takes so long.
@@ -69,6 +70,30 @@ impl Loner {
         let (own, late) = futures::join!(own.get(), late.get());
         own.or(late)
     }
+    /// The call lacks its argument at first, and has no room when it has that.
+    fn needs_what_takes_an_argument(&self) -> Result<u32, Error> {
+        plus_one::remote(loner()?.answers(answers_late::remote(7))).get_blocking()
+    }
+    /// What has come is not looked at any more.
+    async fn keeps_what_has_come(&self) -> Result<u32, Error> {
+        let mut late = pin!(answers_late::remote(7).get());
+        assert!(poll!(&mut late).is_pending());
+        loner()?.answers(1).get().await
+    }
+    /// Of two that never come, one is looked at.
+    async fn keeps_what_never_comes(&self) -> Result<u32, Error> {
+        let own = loner()?;
+        let mut first = pin!(own.answers(1).get());
+        assert!(poll!(&mut first).is_pending());
+        own.answers(2).get().await
+    }
+    /// Somebody waits for this, and this for nobody, though it has begun to.
+    async fn keeps_one_and_computes(&self) -> Result<u32, Error> {
+        let mut asks = pin!(asks::remote(loner()?).get());
+        assert!(poll!(&mut asks).is_pending());
+        std::thread::sleep(LONG);
+        Ok(7)
+    }
     async fn waits_for_some_time(&self) -> Result<u32, Error> {
         loner()?.answers(1).get_timeout(LONG).await
     }
@@ -95,6 +120,11 @@ fn answers_late(number: u32) -> u32 {
 }
 
 #[wingbeat::remote]
+fn asks(loner: LonerHandle) -> Result<u32, String> {
+    loner.answers(1).get_blocking().map_err(|error| error.to_string())
+}
+
+#[wingbeat::remote]
 fn asks_for_some_time(loner: LonerHandle) -> u32 {
     loner.answers(1).get_timeout_blocking(LONG).unwrap_or(0)
 }
@@ -102,7 +132,7 @@ fn asks_for_some_time(loner: LonerHandle) -> u32 {
 #[track_caller]
 fn is_told_of_its_circle(call: ObjectRef<u32>) {
     let error = call.get_timeout_blocking(LIMIT).unwrap_err();
-    assert!(error.to_string().contains("deadlock"), "{error}");
+    assert!(error.to_string().contains("deadlock") && error.kind() != ErrorKind::TimedOut, "{error}");
 }
 
 #[track_caller]
@@ -150,4 +180,23 @@ fn a_wait_with_a_limit_is_in_no_circle() {
     let error = loner.waits_for_some_time().get_timeout_blocking(LIMIT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     answers(loner.waits_for_one_that_waits_for_some_time(), 0);
+}
+
+#[test]
+fn a_call_that_cannot_begin_when_its_argument_has_come_is_in_the_circle() {
+    let _local = Local::start(2);
+    is_told_of_its_circle(Loner::remote().needs_what_takes_an_argument());
+}
+
+#[test]
+fn futures_that_are_kept_and_not_polled_hide_no_circle() {
+    let _local = Local::start(2);
+    is_told_of_its_circle(Loner::remote().keeps_what_has_come());
+    is_told_of_its_circle(Loner::remote().keeps_what_never_comes());
+}
+
+#[test]
+fn whoever_computes_is_in_no_circle() {
+    let _local = Local::start(2);
+    answers(Loner::remote().keeps_one_and_computes(), 7);
 }

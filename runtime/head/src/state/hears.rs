@@ -86,7 +86,7 @@ impl State {
                 self.returned(by, lease, Some(ABANDONED.into()));
             }
             (Speaker::Process(by), HeadMessage::Waiting { lease, wait }) => self.waiting(by, lease, wait),
-            (Speaker::Process(_), HeadMessage::Resumed { lease, task }) => self.resumed(lease, task),
+            (Speaker::Process(by), HeadMessage::Resumed { lease, task }) => self.resumed(by, lease, task),
             (Speaker::Process(by), HeadMessage::SaidAgain { question, wait }) => self.said_again(by, question, wait),
             (Speaker::Process(by), HeadMessage::WatchActor(actor)) => self.watch(by, actor),
             (Speaker::Process(by), HeadMessage::WatchPlacementGroup(group)) => self.watch_group(by, group),

@@ -287,7 +287,7 @@ impl State {
     pub fn next_tick(&self) -> Option<Millis> {
         let pace = if self.idle_ticks < TICKS_AT_SPEED { TICK } else { SLOW_TICK };
         let waiting = (!self.queue.is_empty() || !self.reservations.is_empty()).then_some(pace);
-        let suspects = self.waits.has_suspects().then_some(TICK);
+        let suspects = self.waits.suspects_due(self.now);
         let patient_since = self.now.checked_sub(PATIENCE).map_or(0, |at| at + 1);
         let patience_ends = self.queue.hungry_from(patient_since).map(|since| since + PATIENCE);
         let at = [

@@ -2,7 +2,7 @@
 //! for may be over, and that may be on its way here.
 //!
 //! Why that is enough: the circle is in what all of them had said before the question was asked, and again in what they say after it. So all of them
-//! waited when it was asked, and none can be the first that goes on from there.
+//! waited when it was asked, and none can be the first that goes on from there. What is said for the first time after a question counts for the next.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,10 @@ pub(super) const ASKED_AFTER: Millis = 200;
 /// A question that was not answered by all in this time is asked again, of those who are stuck now.
 pub(super) const ASKED_AGAIN_AFTER: Millis = 10_000;
 
-/// Executions that look stuck, each until it goes on, its process is lost, or it was told that it is.
+/// One that was told, and says the same after this long, is told again: what it was told ended something that it does not look at.
+pub(super) const TOLD_AGAIN_AFTER: Millis = 5_000;
+
+/// Executions that look stuck, each until it goes on or its process is lost.
 #[derive(Default)]
 pub(super) struct Suspects {
     suspects: BTreeMap<TaskId, Suspect>,
@@ -29,8 +32,8 @@ pub(super) struct Suspects {
 /// How far it is known that one is stuck.
 #[derive(Clone, Copy)]
 enum Suspect {
-    /// It has looked so since then.
-    Since(Millis),
+    /// It is asked from then on.
+    AskedAt(Millis),
     /// This question was asked of all that are stuck with it.
     Asked(u64),
 }
@@ -48,10 +51,20 @@ impl Suspects {
     /// By what an execution says now, it looks stuck or not.
     pub(super) fn looks_stuck(&mut self, task: TaskId, is_stuck: bool, now: Millis) {
         if is_stuck {
-            self.suspects.entry(task).or_insert(Suspect::Since(now));
+            self.suspects.entry(task).or_insert(Suspect::AskedAt(now + ASKED_AFTER));
         } else {
             self.suspects.remove(&task);
         }
+    }
+
+    /// Whether this question is open.
+    pub(super) fn asks(&self, question: u64) -> bool {
+        self.asked.contains_key(&question)
+    }
+
+    /// The latest question that was asked.
+    pub(super) fn latest(&self) -> u64 {
+        self.latest
     }
 
     pub(super) fn forget(&mut self, task: TaskId) {
@@ -66,7 +79,20 @@ impl Suspects {
 }
 
 impl Waits {
-    /// Whether time must pass to tell a circle from a coincidence.
+    /// When somebody is to be asked, or an answer is late, in milliseconds from now; none if nobody looks stuck.
+    pub(super) fn suspects_due(&self, now: Millis) -> Option<Millis> {
+        let asked_at = self.suspects.suspects.values().filter_map(|suspect| match suspect {
+            Suspect::AskedAt(at) => Some(*at),
+            Suspect::Asked(_) => None,
+        });
+        let late_at = self.suspects.asked.values().map(|question| match question.is_news {
+            true => now,
+            false => question.at + ASKED_AGAIN_AFTER,
+        });
+        asked_at.chain(late_at).min().map(|at| at.saturating_sub(now).max(1))
+    }
+
+    #[cfg(test)]
     pub(super) fn has_suspects(&self) -> bool {
         !self.suspects.suspects.is_empty() || !self.suspects.asked.is_empty()
     }
@@ -80,7 +106,7 @@ impl Waits {
 
     /// The circles that were said again.
     pub(super) fn confirmed(&mut self, now: Millis) -> Vec<Circle> {
-        let mut circles = Vec::new();
+        let mut circles: Vec<Circle> = Vec::new();
         let news = self.suspects.asked.iter_mut().filter_map(|(number, question)| {
             let is_over = question.unanswered.is_empty() || now >= question.at + ASKED_AGAIN_AFTER;
             (std::mem::take(&mut question.is_news) || is_over).then_some((*number, is_over))
@@ -89,8 +115,13 @@ impl Waits {
         for (task, question) in self.suspects_asked() {
             let Some(is_over) = news.get(&question) else { continue };
             if let Some(circle) = self.circle_of(task, |member| self.has_answered(member, question)) {
-                self.suspects.suspects.remove(&task);
-                circles.push(circle);
+                // Whoever is told goes on, and with it perhaps all that it is in a circle with.
+                let is_told = circles.iter().any(|told| circle.tasks.contains(&told.task));
+                let again = if is_told { ASKED_AFTER } else { TOLD_AGAIN_AFTER };
+                self.suspects.suspects.insert(task, Suspect::AskedAt(now + again));
+                if !is_told {
+                    circles.push(circle);
+                }
             } else if *is_over {
                 // By what was said since, it may be stuck with others.
                 let is_stuck = self.stuck_with(task, |_| true).is_some();
@@ -105,14 +136,14 @@ impl Waits {
     fn suspects_asked(&self) -> Vec<(TaskId, u64)> {
         let asked = self.suspects.suspects.iter().filter_map(|(task, suspect)| match suspect {
             Suspect::Asked(question) => Some((*task, *question)),
-            Suspect::Since(_) => None,
+            Suspect::AskedAt(_) => None,
         });
         asked.collect()
     }
 
     /// What is to be asked now, of which processes: what these of their executions wait for.
     pub(super) fn questions(&mut self, now: Millis) -> Vec<(ProcessId, u64, Vec<TaskId>)> {
-        let is_due = |suspect: &Suspect| matches!(suspect, Suspect::Since(since) if now >= since + ASKED_AFTER);
+        let is_due = |suspect: &Suspect| matches!(suspect, Suspect::AskedAt(at) if now >= *at);
         let due: Vec<TaskId> =
             self.suspects.suspects.iter().filter(|(_, suspect)| is_due(suspect)).map(|(task, _)| *task).collect();
         let question = self.suspects.latest + 1;

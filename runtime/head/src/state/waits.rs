@@ -38,6 +38,8 @@ struct Waiting {
     /// Where it runs.
     process: ProcessId,
     wait: Wait,
+    /// The latest question that had been asked when this was said.
+    said_after: u64,
     /// The latest question to which it was said again; 0 for none.
     answered: u64,
 }
@@ -53,20 +55,36 @@ pub(super) struct Circle {
     pub task: TaskId,
     /// Which of the things that it waits for is in the circle.
     pub on: TaskId,
+    /// All that are in it.
+    pub tasks: Vec<TaskId>,
     /// By name.
     pub members: Vec<String>,
 }
 
-/// Executions of which one must go on before a task can be done that somebody waits for.
-struct Blocker {
+/// A task that somebody waits for, by what is in its way: of each of these, one must go on before it can be done.
+struct Blocked {
     on: TaskId,
-    executions: Vec<TaskId>,
+    by: Vec<Vec<TaskId>>,
 }
 
-/// One wait, by what is known to be in its way. It never ends if so many of these blockers do not go.
-struct Blocked {
-    by: Vec<Blocker>,
+/// One wait, by what is known to be in its way. It never ends if so many of these tasks are never done.
+struct InVain {
+    tasks: Vec<Blocked>,
     ends_without: usize,
+}
+
+/// What is left in the way of somebody while those are taken away who go on, by number: first of a task, then of a wait.
+struct InTheWay {
+    of: usize,
+    left: usize,
+}
+
+impl InTheWay {
+    /// One thing less. Whether that was the last.
+    fn goes(&mut self) -> bool {
+        self.left = self.left.saturating_sub(1);
+        self.left == 0
+    }
 }
 
 impl Waits {
@@ -90,31 +108,35 @@ impl Waits {
         // Whoever nobody waits for closes no circle: all that it waits for need not be looked through.
         let is_in_awaited = |within: &Within| self.awaited_of_actor.contains_key(&within.actor);
         let is_awaited = self.awaited.contains_key(&task) || wait.within.as_ref().is_some_and(is_in_awaited);
-        self.waits.insert(task, Waiting { process, wait, answered: 0 });
+        self.waits.insert(task, Waiting { process, wait, said_after: self.suspects.latest(), answered: 0 });
         let closes = is_awaited && self.stuck_with(task, |_| true).is_some();
         self.suspects.looks_stuck(task, closes, now);
         closes
     }
 
-    /// It was asked, and says that it waits for this. Only what it has said before, too, is an answer.
+    /// It was asked, and says that it waits for this. Only if it has said so before, too, that is an answer.
     pub(super) fn again(&mut self, now: Millis, process: ProcessId, question: u64, wait: Wait) {
         let task = wait.task;
-        match self.waits.get(&task).map(|waiting| in_both(&waiting.wait, &wait)) {
-            None | Some(None) => drop(self.begin(now, process, wait)),
-            Some(Some(both)) => {
-                if self.waits.get(&task).is_some_and(|waiting| waiting.wait != both) {
-                    self.begin(now, process, both);
-                }
-                if let Some(waiting) = self.waits.get_mut(&task) {
-                    waiting.answered = question;
-                }
-            }
+        let before = self.waits.get(&task).filter(|before| before.process == process);
+        let said_after = before.filter(|before| is_among(&wait, &before.wait)).map(|before| before.said_after);
+        if before.is_none_or(|before| before.wait != wait) {
+            self.begin(now, process, wait);
+        }
+        if let (Some(said_after), Some(waiting)) = (said_after, self.waits.get_mut(&task)) {
+            (waiting.said_after, waiting.answered) = (said_after, question);
         }
     }
 
     pub(super) fn end(&mut self, task: TaskId) {
         self.suspects.forget(task);
         self.remove(task);
+    }
+
+    /// It goes on, says this process. An attempt of the same task in another one may wait.
+    pub(super) fn end_in(&mut self, process: ProcessId, task: TaskId) {
+        if self.process_of(task) == Some(process) {
+            self.end(task);
+        }
     }
 
     fn remove(&mut self, task: TaskId) {
@@ -152,9 +174,9 @@ impl Waits {
         self.waits.get(&task).map(|waiting| waiting.process)
     }
 
-    /// Whether it has said what it waits for since this question was asked.
+    /// Whether it has said what it waits for before this question was asked, and again since.
     pub(super) fn has_answered(&self, task: TaskId, question: u64) -> bool {
-        self.waits.get(&task).is_some_and(|waiting| waiting.answered >= question)
+        self.waits.get(&task).is_some_and(|waiting| waiting.said_after < question && waiting.answered >= question)
     }
 
     pub(super) fn forget_process(&mut self, process: ProcessId) {
@@ -172,41 +194,63 @@ impl Waits {
         }
     }
 
-    /// The shortest circle through an execution, if it is stuck by what those have said that `count`: as the first of it is told that can be told
-    /// that it waits in vain. Whoever waits for its turn or its thread cannot.
+    /// A circle of those with which an execution is stuck by what those have said that `count`: the shortest through it, if there is one, or else one
+    /// into which it waits. As the first of it is told that can be told that it waits in vain: whoever waits for its turn or its thread cannot.
     pub(super) fn circle_of(&self, task: TaskId, counts: impl Fn(TaskId) -> bool) -> Option<Circle> {
         let stuck = self.stuck_with(task, counts)?;
+        let mut circle = self.circle_through(task, &stuck);
+        let (mut at, mut seen) = (task, BTreeSet::new());
+        while circle.is_none() {
+            if !seen.insert(at) {
+                circle = self.circle_through(at, &stuck);
+                break;
+            }
+            at = self.in_the_way_of(at, &stuck).first()?.1;
+        }
+        let mut circle = circle?;
+        let can_be_told =
+            |task: &TaskId| self.waits.get(task).is_some_and(|waiting| waiting.wait.waits_for == WaitsFor::Results);
+        let first = circle.iter().position(|(member, _)| can_be_told(member))?;
+        circle.rotate_left(first);
+        let (task, on) = circle[0];
+        let tasks: Vec<TaskId> = circle.iter().map(|(member, _)| *member).collect();
+        let members = tasks.iter().chain([&task]).map(|member| self.name(*member)).collect();
+        Some(Circle { process: self.process_of(task)?, task, on, tasks, members })
+    }
+
+    /// The shortest circle of stuck executions through one of them, which is its first, and what each waits for there.
+    fn circle_through(&self, task: TaskId, stuck: &BTreeSet<TaskId>) -> Option<Vec<(TaskId, TaskId)>> {
         // By whom each was reached first, and for what that waits there.
         let mut reached: BTreeMap<TaskId, (TaskId, TaskId)> = BTreeMap::new();
         let mut next = VecDeque::from([task]);
         while let Some(from) = next.pop_front() {
-            let blockers = self.awaits_of(from).into_iter().flat_map(|one| one.by);
-            let is_stuck = |blocker: &Blocker| blocker.executions.iter().all(|execution| stuck.contains(execution));
-            for Blocker { on, executions } in blockers.filter(is_stuck) {
-                for execution in executions {
-                    if let Entry::Vacant(first) = reached.entry(execution) {
-                        first.insert((from, on));
-                        next.push_back(execution);
-                    }
+            for (on, execution) in self.in_the_way_of(from, stuck) {
+                if let Entry::Vacant(first) = reached.entry(execution) {
+                    first.insert((from, on));
+                    next.push_back(execution);
                 }
             }
             if reached.contains_key(&task) {
                 break;
             }
         }
-        // Each with what it waits for, from the last to the first.
+        // From the last to the first.
         let last = reached.get(&task).copied()?;
         let back =
             std::iter::successors(Some(last), |(member, _)| reached.get(member).copied().filter(|_| *member != task));
         let mut circle: Vec<(TaskId, TaskId)> = back.collect();
         circle.reverse();
-        let can_be_told =
-            |task: &TaskId| self.waits.get(task).is_some_and(|waiting| waiting.wait.waits_for == WaitsFor::Results);
-        let first = circle.iter().position(|(member, _)| can_be_told(member))?;
-        circle.rotate_left(first);
-        let (task, on) = circle[0];
-        let members = circle.iter().map(|(member, _)| *member).chain([task]).map(|member| self.name(member)).collect();
-        Some(Circle { process: self.process_of(task)?, task, on, members })
+        Some(circle)
+    }
+
+    /// The stuck executions that keep a stuck one from going on, and the task of each that it waits for.
+    fn in_the_way_of(&self, task: TaskId, stuck: &BTreeSet<TaskId>) -> Vec<(TaskId, TaskId)> {
+        let all_stuck = |executions: &Vec<TaskId>| executions.iter().all(|execution| stuck.contains(execution));
+        let mut found = Vec::new();
+        for Blocked { on, by } in self.awaits_of(task).into_iter().flat_map(|one| one.tasks) {
+            found.extend(by.into_iter().filter(all_stuck).flatten().map(|execution| (on, execution)));
+        }
+        found
     }
 
     /// The executions that `task` waits for, through others, and that can never go on by what those have said that `count`; none if it can.
@@ -215,45 +259,45 @@ impl Waits {
     /// found who is stuck by taking away, again and again, whoever is not.
     pub(super) fn stuck_with(&self, task: TaskId, counts: impl Fn(TaskId) -> bool) -> Option<BTreeSet<TaskId>> {
         let mut stuck = BTreeSet::new();
-        // Of each wait: whose it is, and how many of what is in its way must go before it can end.
-        let mut waits: Vec<(TaskId, usize)> = Vec::new();
-        // Of each blocker, while nobody of it goes on: in the way of which wait it is. And of each execution: in which blockers it is.
-        let mut blockers: Vec<Option<usize>> = Vec::new();
-        let mut blockers_with: BTreeMap<TaskId, Vec<usize>> = BTreeMap::new();
+        // What must go before each wait ends, and whose it is; and before each task is not in vain any more, and of which wait it is.
+        let (mut waits, mut tasks): (Vec<(TaskId, usize)>, Vec<InTheWay>) = Default::default();
+        // Groups of executions while none of each goes on: in the way of which task. And of each execution: in which groups it is.
+        let mut groups: Vec<Option<usize>> = Vec::new();
+        let mut groups_with: BTreeMap<TaskId, Vec<usize>> = BTreeMap::new();
         let mut free = Vec::new();
         let (mut next, mut seen) = (vec![task], BTreeSet::from([task]));
         while let Some(task) = next.pop() {
-            if !self.waits.contains_key(&task) || !counts(task) {
+            let awaits = if counts(task) { self.awaits_of(task) } else { Vec::new() };
+            // Whoever goes on anyway need not be looked through.
+            if awaits.is_empty() || awaits.iter().any(|one| one.tasks.len() < one.ends_without) {
                 free.push(task);
                 continue;
             }
             stuck.insert(task);
-            let awaits = self.awaits_of(task);
-            if awaits.is_empty() {
-                free.push(task);
-            }
-            for Blocked { by, ends_without } in awaits {
-                if by.len() < ends_without {
-                    free.push(task);
-                }
-                waits.push((task, (by.len() + 1).saturating_sub(ends_without)));
-                for Blocker { executions, .. } in by {
-                    for execution in executions {
-                        blockers_with.entry(execution).or_default().push(blockers.len());
-                        if seen.insert(execution) {
-                            next.push(execution);
+            for InVain { tasks: in_vain, ends_without } in awaits {
+                waits.push((task, in_vain.len() + 1 - ends_without));
+                for Blocked { by, .. } in in_vain {
+                    tasks.push(InTheWay { of: waits.len() - 1, left: by.len() });
+                    for executions in by {
+                        for execution in executions {
+                            groups_with.entry(execution).or_default().push(groups.len());
+                            if seen.insert(execution) {
+                                next.push(execution);
+                            }
                         }
+                        groups.push(Some(tasks.len() - 1));
                     }
-                    blockers.push(Some(waits.len() - 1));
                 }
             }
         }
-        // A blocker of which somebody goes on is in nobody's way, and who has a wait that ends goes on.
         while let Some(task) = free.pop() {
             stuck.remove(&task);
-            for blocker in blockers_with.remove(&task).into_iter().flatten() {
-                let Some(wait) = blockers[blocker].take() else { continue };
-                let (waiter, missing) = &mut waits[wait];
+            for group in groups_with.remove(&task).into_iter().flatten() {
+                let Some(in_vain) = groups[group].take() else { continue };
+                if !tasks[in_vain].goes() {
+                    continue;
+                }
+                let (waiter, missing) = &mut waits[tasks[in_vain].of];
                 *missing = missing.saturating_sub(1);
                 if *missing == 0 {
                     free.push(*waiter);
@@ -264,31 +308,27 @@ impl Waits {
     }
 
     /// The waits of an execution, with what is in the way of each.
-    fn awaits_of(&self, task: TaskId) -> Vec<Blocked> {
+    fn awaits_of(&self, task: TaskId) -> Vec<InVain> {
         #[cfg(test)]
         self.looks.set(self.looks.get() + 1);
         let Some(Waiting { wait, .. }) = self.waits.get(&task) else { return Vec::new() };
-        let blocked = wait.awaits.iter().map(|one| {
-            let blockers = one.on.iter().map(|on| self.blockers_of(on));
-            // Where all are waited for, each is enough. Where some are, each of them counts once.
-            let by = match one.ends_without {
-                0 | 1 => blockers.flatten().collect(),
-                _ => blockers.filter_map(|blockers| blockers.into_iter().next()).collect(),
-            };
-            Blocked { by, ends_without: one.ends_without.max(1) as usize }
+        let in_vain = wait.awaits.iter().map(|one| InVain {
+            tasks: one.on.iter().filter_map(|on| self.blocked(on)).collect(),
+            ends_without: one.ends_without.max(1) as usize,
         });
-        blocked.collect()
+        in_vain.collect()
     }
 
-    /// What is in the way of a task: each of these by itself.
-    fn blockers_of(&self, on: &AwaitedTask) -> Vec<Blocker> {
+    /// A task, if anything is in its way.
+    fn blocked(&self, on: &AwaitedTask) -> Option<Blocked> {
         let all = std::iter::once((&on.task, &on.callee)).chain(on.after.iter().map(|(task, callee)| (task, callee)));
-        let executions = all.map(|(task, callee)| match callee {
+        let by = all.map(|(task, callee)| match callee {
             _ if self.waits.contains_key(task) => vec![*task],
             Some(callee) => self.if_full(callee),
             None => Vec::new(),
         });
-        executions.filter(|all| !all.is_empty()).map(|executions| Blocker { on: on.task, executions }).collect()
+        let by: Vec<Vec<TaskId>> = by.filter(|executions| !executions.is_empty()).collect();
+        (!by.is_empty()).then_some(Blocked { on: on.task, by })
     }
 
     /// The executions of which one must go on before a call of this group begins, if no more can.
@@ -308,23 +348,18 @@ fn tasks_in(wait: &Wait) -> impl Iterator<Item = (TaskId, Option<&Callee>)> {
     })
 }
 
-/// What an execution has waited for all the time, if it has said the one before and the other now, and its waits are the same. Results may
-/// have come meanwhile.
-fn in_both(before: &Wait, now: &Wait) -> Option<Wait> {
+/// Whether an execution that says this now has said so before, too: results may have come meanwhile, and nothing else.
+fn is_among(now: &Wait, before: &Wait) -> bool {
     let is_same =
         (&before.within, before.waits_for, before.awaits.len()) == (&now.within, now.waits_for, now.awaits.len());
-    let both = |(before, now): (&Await, &Await)| {
-        let was_said: BTreeMap<TaskId, &AwaitedTask> = before.on.iter().map(|on| (on.task, on)).collect();
-        let on = now.on.iter().filter_map(|now| {
-            let before = was_said.get(&now.task)?;
-            let after = now.after.iter().filter(|on| before.after.contains(on)).cloned().collect();
-            Some(AwaitedTask { after, ..now.clone() })
-        });
-        let on = on.collect();
-        (before.ends_without == now.ends_without).then_some(Await { on, ends_without: now.ends_without })
+    let is_in = |(now, before): (&Await, &Await)| {
+        let before_by_task: BTreeMap<TaskId, &AwaitedTask> = before.on.iter().map(|on| (on.task, on)).collect();
+        let was_said = |now: &AwaitedTask| {
+            before_by_task.get(&now.task).is_some_and(|before| now.after.iter().all(|on| before.after.contains(on)))
+        };
+        now.ends_without == before.ends_without && now.on.iter().all(was_said)
     };
-    let awaits: Option<Vec<Await>> = before.awaits.iter().zip(&now.awaits).map(both).collect();
-    awaits.filter(|_| is_same).map(|awaits| Wait { awaits, ..now.clone() })
+    is_same && now.awaits.iter().zip(&before.awaits).all(is_in)
 }
 
 /// All that wait in a group, if nothing more can run there: as many wait as may run, or as many block a thread as there are.
@@ -369,7 +404,7 @@ impl State {
     }
 
     pub(super) fn tell_of_deadlocks(&mut self) {
-        for Circle { process, task, on, members } in self.waits.confirmed(self.now) {
+        for Circle { process, task, on, members, .. } in self.waits.confirmed(self.now) {
             self.tell(process, HeadEvent::Deadlock { task, on, cycle: members });
         }
         for (process, question, tasks) in self.waits.questions(self.now) {
@@ -379,6 +414,8 @@ impl State {
 
     pub(super) fn said_again(&mut self, process: ProcessId, question: u64, wait: Option<Wait>) {
         match wait {
+            // What another head had asked is no question here.
+            Some(wait) if !self.waits.suspects.asks(question) => drop(self.waits.begin(self.now, process, wait)),
             Some(wait) => self.waits.again(self.now, process, question, wait),
             None => {
                 self.waits.has_answered_all(process, question);
@@ -387,8 +424,8 @@ impl State {
         }
     }
 
-    pub(super) fn resumed(&mut self, lease: Option<LeaseId>, task: TaskId) {
-        self.waits.end(task);
+    pub(super) fn resumed(&mut self, process: ProcessId, lease: Option<LeaseId>, task: TaskId) {
+        self.waits.end_in(process, task);
         if let Some(lease) = lease {
             self.note_absent_wait(lease, task, false);
             self.lease_waits(lease, task, false);

@@ -1,6 +1,6 @@
 //! What waits for each other, and what is asked before that is believed.
 
-use super::super::suspects::{ASKED_AFTER, ASKED_AGAIN_AFTER};
+use super::super::suspects::{ASKED_AFTER, ASKED_AGAIN_AFTER, TOLD_AGAIN_AFTER};
 use super::*;
 
 fn task(seq: u64) -> TaskId {
@@ -82,6 +82,7 @@ fn two_actors_that_call_each_other_and_wait_are_a_circle() {
     let [circle] = &circles_at(&mut waits, ASKED_AFTER)[..] else { panic!("no circle") };
     assert_eq!((circle.process, circle.task, circle.on), (ProcessId(20), task(2), task(3)));
     assert_eq!(circle.members, ["execution 2", "execution 1", "execution 2"]);
+    waits.end(task(2));
     assert!(!waits.has_suspects());
 }
 
@@ -222,6 +223,7 @@ fn a_circle_is_told_when_all_in_it_have_said_that_they_still_wait() {
     assert!(waits.questions(ASKED_AFTER).is_empty(), "they were asked");
     say_again(&mut waits, ProcessId(20), question, vec![wait(2, None, &[(1, None)])]);
     assert_eq!(waits.confirmed(ASKED_AFTER).len(), 1);
+    waits.end(task(2));
     assert!(!waits.has_suspects());
 }
 
@@ -231,6 +233,81 @@ fn two_in_a_circle() -> Waits {
     waits.begin(0, ProcessId(10), wait(1, None, &[(2, None)]));
     assert!(waits.begin(0, ProcessId(20), wait(2, None, &[(1, None)])));
     waits
+}
+
+#[test]
+fn what_one_waits_for_instead_is_kept_and_asked_about() {
+    let mut waits = Waits::default();
+    let either = |a, b| Wait { awaits: vec![for_all(&[(a, None)]), for_all(&[(b, None)])], ..wait(1, None, &[]) };
+    waits.begin(0, ProcessId(10), either(2, 3));
+    for seq in [2, 3, 4] {
+        waits.begin(0, ProcessId(20), wait(seq, None, &[(1, None)]));
+    }
+    let questions = waits.questions(ASKED_AFTER);
+    let question = questions[0].1;
+    // As many waits as before, of which one is new.
+    say_again(&mut waits, ProcessId(10), question, vec![either(3, 4)]);
+    let others = [2, 3].map(|seq| wait(seq, None, &[(1, None)]));
+    say_again(&mut waits, ProcessId(20), question, others.to_vec());
+    assert!(waits.confirmed(ASKED_AFTER).is_empty(), "that was not said before");
+    let told: Vec<TaskId> = circles_at(&mut waits, 3 * ASKED_AFTER).iter().map(|circle| circle.task).collect();
+    assert_eq!(told.len(), 1, "the rest is asked again when that goes on: {told:?}");
+}
+
+#[test]
+fn what_is_said_for_the_first_time_after_a_question_is_no_answer_to_it() {
+    let mut waits = two_in_a_circle();
+    let question = waits.questions(ASKED_AFTER)[0].1;
+    waits.end(task(1));
+    waits.begin(ASKED_AFTER, ProcessId(10), wait(1, None, &[(2, None)]));
+    for (process, seq, on) in [(10, 1, 2), (20, 2, 1)] {
+        say_again(&mut waits, ProcessId(process), question, vec![wait(seq, None, &[(on, None)])]);
+    }
+    assert!(waits.confirmed(ASKED_AFTER).is_empty());
+    assert_eq!(circles_at(&mut waits, 3 * ASKED_AFTER).len(), 1);
+}
+
+#[test]
+fn whoever_waits_into_a_circle_tells_of_it() {
+    let mut waits = Waits::default();
+    waits.begin(0, ProcessId(10), wait(5, None, &[(4, None)]));
+    waits.begin(0, ProcessId(10), wait(1, None, &[(2, None)]));
+    waits.begin(0, ProcessId(10), wait(2, None, &[(1, None)]));
+    assert!(waits.begin(0, ProcessId(10), wait(4, None, &[(1, None)])), "somebody waits for it");
+    let told: Vec<TaskId> = circles_at(&mut waits, ASKED_AFTER).iter().map(|circle| circle.task).collect();
+    assert!(matches!(told[..], [one, _] | [one] if one == task(2) || one == task(1)), "{told:?}");
+}
+
+#[test]
+fn one_that_was_told_and_says_the_same_is_told_again() {
+    let mut waits = two_in_a_circle();
+    assert_eq!(circles_at(&mut waits, ASKED_AFTER).len(), 1);
+    assert!(circles_at(&mut waits, 2 * ASKED_AFTER).is_empty());
+    assert_eq!(circles_at(&mut waits, ASKED_AFTER + TOLD_AGAIN_AFTER).len(), 1);
+    waits.end(task(1));
+    waits.end(task(2));
+    assert!(!waits.has_suspects());
+}
+
+#[test]
+fn a_task_is_in_vain_as_long_as_anything_is_in_its_way() {
+    let mut waits = Waits::default();
+    let after = |seq, first, second| AwaitedTask {
+        after: vec![(task(first), None), (task(second), None)],
+        ..on_task(seq, None)
+    };
+    // 1 waits for one of two, each of which lacks two arguments: one that takes its time, and one that waits for 1.
+    let on = vec![after(2, 11, 12), after(3, 21, 22)];
+    let one = Wait { awaits: vec![Await { on, ends_without: 2 }], ..wait(1, None, &[]) };
+    waits.begin(0, ProcessId(10), one);
+    for slow in [11, 21] {
+        waits.begin(0, ProcessId(10), wait(slow, None, &[(100 + slow, None)]));
+    }
+    assert!(!waits.begin(0, ProcessId(10), wait(12, None, &[(1, None)])));
+    assert!(waits.begin(0, ProcessId(10), wait(22, None, &[(1, None)])));
+    waits.end(task(11));
+    waits.end(task(21));
+    assert_eq!(circles_at(&mut waits, ASKED_AFTER).len(), 1);
 }
 
 #[test]
@@ -268,7 +345,7 @@ fn results_that_come_meanwhile_leave_the_rest_of_the_circle() {
     waits.begin(0, ProcessId(10), wait(1, None, &[(5, None), (6, None), (2, None)]));
     assert!(waits.begin(0, ProcessId(20), wait(2, None, &[(1, None)])));
     let question = waits.questions(ASKED_AFTER)[0].1;
-    say_again(&mut waits, ProcessId(10), question, vec![wait(1, None, &[(6, None), (2, None), (7, None)])]);
+    say_again(&mut waits, ProcessId(10), question, vec![wait(1, None, &[(6, None), (2, None)])]);
     say_again(&mut waits, ProcessId(20), question, vec![wait(2, None, &[(1, None)])]);
     let circles = waits.confirmed(ASKED_AFTER);
     assert_eq!(circles.iter().map(|circle| circle.task).collect::<Vec<_>>(), [task(2)]);
@@ -290,8 +367,8 @@ fn a_process_that_does_not_answer_keeps_no_other_circle_from_being_told_and_is_a
     assert!(waits.questions(2 * ASKED_AFTER).is_empty(), "it was asked");
     let later = ASKED_AFTER + ASKED_AGAIN_AFTER;
     assert!(waits.confirmed(later).is_empty());
-    assert_eq!(circles_at(&mut waits, later + ASKED_AFTER).len(), 1);
-    assert!(!waits.has_suspects());
+    let told: Vec<TaskId> = circles_at(&mut waits, later + ASKED_AFTER).iter().map(|circle| circle.task).collect();
+    assert_eq!(told, [task(2), task(4)], "4 has heard nothing that it looks at");
 }
 
 #[test]
@@ -339,6 +416,7 @@ fn a_task_that_has_not_begun_waits_for_its_arguments() {
     assert!(waits.begin(0, ProcessId(10), stuck.clone()));
     let circles = circles_at(&mut waits, ASKED_AFTER);
     assert_eq!(circles.iter().map(|circle| (circle.task, circle.on)).collect::<Vec<_>>(), [(task(1), task(2))]);
+    waits.end(task(1));
     // Its arguments have come when it is asked.
     assert!(waits.begin(0, ProcessId(10), stuck.clone()));
     let question = waits.questions(ASKED_AFTER)[0].1;

@@ -123,8 +123,8 @@ impl Owner {
         self.argument_arrived(&unresolved);
     }
 
-    /// The tasks whose results a call of ours lacks that was not submitted for that, and what each is a call of. Through others that lack something
-    /// themselves, the first ones.
+    /// The tasks whose results a call of ours lacks that was not submitted for that, and those that these lack, and what each is a call of. They become
+    /// fewer with time.
     pub(crate) fn arguments_of(&self, task: TaskId) -> Vec<(TaskId, Option<Producer>)> {
         let (mut missing, mut seen, mut next) = (Vec::new(), BTreeSet::from([task]), vec![task]);
         while let Some(task) = next.pop() {
@@ -134,13 +134,9 @@ impl Owner {
                 if missing.len() == ARGUMENTS_LOOKED_FOR {
                     return missing;
                 }
-                if !seen.insert(argument) {
-                    continue;
-                }
-                if self.submission.unresolved.contains_key(&argument) {
-                    next.push(argument);
-                } else {
+                if seen.insert(argument) {
                     missing.push((argument, handle.producer()));
+                    next.push(argument);
                 }
             }
         }

@@ -1,12 +1,13 @@
 //! Asynchronous executions that are under way beside each other on one thread. While one of them blocks that, the others do not go on, and the head
 //! is told that they wait for it: it may wait for them.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use slab::Slab;
 
 use crate::session::context::Execution;
 use crate::session::waiting::Waiting;
@@ -19,20 +20,14 @@ const LOOKED_EVERY: Duration = Duration::from_millis(100);
 /// The others are told of after so many looks. Most threads go on before, and held up nobody.
 const TOLD_AFTER: u32 = 5;
 
-/// What is under way on a thread, by address.
-type Beside = Mutex<BTreeMap<usize, Arc<Execution>>>;
-
 thread_local! {
-    static BESIDE: Arc<Beside> = Arc::default();
-}
-
-fn address(execution: &Arc<Execution>) -> usize {
-    Arc::as_ptr(execution).addr()
+    /// What is under way on this thread.
+    static BESIDE: RefCell<Slab<Arc<Execution>>> = const { RefCell::new(Slab::new()) };
 }
 
 /// While it lives, an execution is under way on this thread, and goes on only there.
 pub struct UnderWay {
-    address: usize,
+    key: usize,
     /// It is not sent to another thread.
     here: PhantomData<*const ()>,
 }
@@ -40,16 +35,15 @@ pub struct UnderWay {
 impl UnderWay {
     /// It begins.
     pub fn begin(execution: &Arc<Execution>) -> UnderWay {
-        let address = address(execution);
-        BESIDE.with(|beside| beside.lock().insert(address, execution.clone()));
-        UnderWay { address, here: PhantomData }
+        let key = BESIDE.with_borrow_mut(|beside| beside.insert(execution.clone()));
+        UnderWay { key, here: PhantomData }
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
         // A thread that ends has none any more.
-        let removed = BESIDE.try_with(|beside| beside.lock().remove(&self.address));
+        let removed = BESIDE.try_with(|beside| beside.borrow_mut().try_remove(self.key));
         drop(removed);
     }
 }
@@ -57,7 +51,8 @@ impl Drop for UnderWay {
 /// An execution that blocks a thread on which others are under way.
 struct Blocked {
     by: Arc<Execution>,
-    beside: Arc<Beside>,
+    /// None of them begins or ends meanwhile.
+    others: Vec<Arc<Execution>>,
     state: Mutex<State>,
 }
 
@@ -83,9 +78,8 @@ impl HoldsUp for Blocked {
         }
         // An earlier attempt that has not ended yet is none of them. It is told of all others: none of them ends meanwhile.
         let is_other = |other: &&Arc<Execution>| other.task != self.by.task && !other.is_disowned();
-        let others: Vec<_> = self.beside.lock().values().filter(is_other).cloned().collect();
-        let wait = |other: &Arc<Execution>| other.run(|| Waiting::for_thread(self.by.task));
-        state.waits = Some(others.iter().filter_map(wait).collect());
+        let wait = |other: &Arc<Execution>| other.in_its_name(|| Waiting::for_thread(self.by.task));
+        state.waits = Some(self.others.iter().filter(is_other).filter_map(wait).collect());
         false
     }
 
@@ -101,15 +95,18 @@ pub(crate) struct Blocks(Arc<Blocked>);
 impl Blocks {
     /// Begins, if others are under way on this thread.
     pub(crate) fn begin(by: &Arc<Execution>) -> Option<Blocks> {
-        let beside = BESIDE.with(Arc::clone);
-        let any = beside.lock().keys().any(|other| *other != address(by));
-        any.then(|| {
-            let blocked = Arc::new(Blocked { by: by.clone(), beside, state: Mutex::default() });
-            let process = by.session.process();
-            process.wire.blocked_threads.lock().insert(Arc::as_ptr(&blocked).addr(), blocked.clone());
-            process.look_at_blocked_threads();
-            Blocks(blocked)
-        })
+        let is_other = |other: &&Arc<Execution>| !Arc::ptr_eq(other, by);
+        let all =
+            |beside: &Slab<Arc<Execution>>| beside.iter().map(|(_, other)| other).filter(is_other).cloned().collect();
+        let others: Vec<Arc<Execution>> = BESIDE.with_borrow(all);
+        if others.is_empty() {
+            return None;
+        }
+        let blocked = Arc::new(Blocked { by: by.clone(), others, state: Mutex::default() });
+        let process = by.session.process();
+        process.wire.blocked_threads.lock().insert(Arc::as_ptr(&blocked).addr(), blocked.clone());
+        process.look_at_blocked_threads();
+        Some(Blocks(blocked))
     }
 }
 

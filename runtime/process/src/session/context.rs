@@ -55,6 +55,8 @@ pub struct Execution {
     has_submitted: AtomicBool,
     /// Whether it has the state of its actor, for itself or with others.
     holds_state: AtomicBool,
+    /// Whether its code runs now, or is blocked in the middle.
+    runs: AtomicBool,
     asked: Mutex<Requests>,
 }
 
@@ -69,8 +71,8 @@ struct Requests {
     awaiting_that: usize,
     /// Contact with its caller was lost, which counts it as failed.
     disowned: bool,
-    /// The wait for this task can never end.
-    deadlock: Option<(TaskId, Error)>,
+    /// The waits up to this number can never end.
+    deadlock: Option<(u64, Error)>,
     /// Those who listen, by their number.
     wakers: BTreeMap<u64, Waker>,
     latest: u64,
@@ -113,11 +115,11 @@ impl Listener {
         Poll::Pending
     }
 
-    /// Why a wait for this must end, if it must.
-    pub(crate) fn poll_interrupted(&mut self, awaited: &Awaited, cx: &Context<'_>) -> Poll<Error> {
+    /// Why the wait with this number must end, if it must.
+    pub(crate) fn poll_interrupted(&mut self, number: u64, cx: &Context<'_>) -> Poll<Error> {
         let execution = self.execution.clone();
         let interrupted = self.poll(cx, |asked| {
-            let hopeless = asked.deadlock.take_if(|(hopeless, _)| awaited.is_for(*hopeless));
+            let hopeless = asked.deadlock.take_if(|(up_to, _)| number <= *up_to);
             let cancelled = || asked.cancelled.then(|| Error::Cancelled { task: execution.name.to_string() });
             hopeless.map(|(_, error)| error).or_else(cancelled)
         });
@@ -144,7 +146,7 @@ impl Execution {
         lease: Option<LeaseId>,
         session: Session,
     ) -> Arc<Self> {
-        let (waits, has_submitted, holds_state, asked) = Default::default();
+        let (waits, has_submitted, holds_state, runs, asked) = Default::default();
         let at_home = false;
         Arc::new(Execution {
             task,
@@ -157,13 +159,14 @@ impl Execution {
             waits,
             has_submitted,
             holds_state,
+            runs,
             asked,
         })
     }
 
     /// A run of a task of this process that begins now, while the one that submitted it waits.
     pub fn at_home((task, attempt): (TaskId, u32), name: Cow<'static, str>, session: Session) -> Arc<Self> {
-        let (place, lease, waits, has_submitted, holds_state, asked) = Default::default();
+        let (place, lease, waits, has_submitted, holds_state, runs, asked) = Default::default();
         let at_home = true;
         Arc::new(Execution {
             task,
@@ -176,6 +179,7 @@ impl Execution {
             waits,
             has_submitted,
             holds_state,
+            runs,
             asked,
         })
     }
@@ -285,9 +289,9 @@ impl Execution {
         self.wakes_all(|asked| asked.all_were_woken = asked.cancelled);
     }
 
-    /// It waits no more for what was told to be in vain: a later wait for the same may not be.
-    pub(crate) fn forgets_deadlock(&self, on: TaskId) {
-        let forgotten = self.asked.lock().deadlock.take_if(|(hopeless, _)| *hopeless == on);
+    /// It waits no more for what was told to be in vain: a later wait may not be.
+    pub(crate) fn forgets_deadlock(&self) {
+        let forgotten = self.asked.lock().deadlock.take();
         drop(forgotten);
     }
 
@@ -301,11 +305,24 @@ impl Execution {
 
     /// While the answer lives, the execution waits for somebody who is no task: its CPUs are free for others.
     pub fn waits_for_others(self: &Arc<Self>) -> Option<Waiting> {
-        self.run(|| Waiting::begin(Awaited::nobody()))
+        self.in_its_name(|| Waiting::begin(Awaited::nobody()))
     }
 
-    /// Runs `body` as part of this execution.
+    /// Runs `body`, which is code of this execution.
     pub fn run<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
+        struct Runs<'a>(&'a AtomicBool, bool);
+        impl Drop for Runs<'_> {
+            fn drop(&mut self) {
+                self.0.store(self.1, Ordering::Relaxed);
+            }
+        }
+        let _runs = Runs(&self.runs, self.runs.load(Ordering::Relaxed));
+        self.runs.store(true, Ordering::Relaxed);
+        self.in_its_name(body)
+    }
+
+    /// Does something as part of this execution, while its code may run on another thread.
+    pub(crate) fn in_its_name<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
         let _entered = self.session.enter();
         let _working = Working::begin();
         let outer = CURRENT.replace(Some(self.clone()));
@@ -324,11 +341,9 @@ impl Execution {
 impl Interrupt for Execution {
     fn deadlocked(&self, on: TaskId, error: Error) {
         let mut waits = self.waits.lock();
-        if !waits.is_hopeless(on) {
-            return;
-        }
-        // Under the lock: when that wait is over, it is forgotten.
-        self.asked.lock().deadlock = Some((on, error));
+        let Some(up_to) = waits.is_hopeless(on) else { return };
+        // Under the lock: when these waits are over, it is forgotten.
+        self.asked.lock().deadlock = Some((up_to, error));
         drop(waits);
         self.tell(|_| {});
     }
@@ -337,11 +352,15 @@ impl Interrupt for Execution {
         self.waits_at_the_head(Waits::has_less_room);
     }
 
-    fn say_again(&self, question: u64) {
-        self.waits_at_the_head(|waits, waiter| {
-            let wait = waits.asked_again(waiter)?;
-            Some(HeadMessage::SaidAgain { question, wait: Some(wait) })
-        });
+    fn say_again(self: Arc<Self>, question: u64) {
+        let mut waits = self.waits.lock();
+        let runs = self.runs.load(Ordering::Relaxed);
+        let Some((wait, later)) = waits.asked_again(&self.waiter(), runs) else { return };
+        self.session.process().tell_head(HeadMessage::SaidAgain { question, wait: Some(wait) });
+        drop(waits);
+        if later {
+            self.tell_later();
+        }
     }
 
     fn tell_anew(&self) {
@@ -557,7 +576,7 @@ mod tests {
             let mut interrupted = Listener::new(execution.clone());
             for _ in 0..3 {
                 assert!(waiting.as_mut().poll(&mut cx).is_pending());
-                assert!(interrupted.poll_interrupted(&Awaited::nobody(), &cx).is_pending());
+                assert!(interrupted.poll_interrupted(1, &cx).is_pending());
             }
             assert_eq!(execution.asked.lock().wakers.len(), 2);
         }

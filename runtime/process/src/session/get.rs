@@ -24,7 +24,7 @@ use crate::session::blocking::block_on;
 use crate::session::manner::Polls;
 use crate::session::session::Session;
 use crate::session::values;
-use crate::session::waiting::Waiting;
+use crate::session::waiting::{Coming, Waiting};
 use crate::wire::process::Process;
 use crate::wire::view::{Bits, ObjectView};
 use crate::work::{Awaited, On};
@@ -68,7 +68,7 @@ impl Value {
 
 enum Stage {
     Waiting,
-    /// From one of these nodes.
+    /// From one of these nodes. Whoever waits goes on when it is here.
     Fetching(Vec<NodeId>, BoxFuture<'static, Result<Bits, Error>>),
 }
 
@@ -117,7 +117,12 @@ impl Future for ValueFuture {
                             let Some(process) = process else { return Poll::Ready(Err(Error::NoSession)) };
                             let id = handle.id();
                             let from = stored.nodes.iter().map(|holder| holder.node).collect();
-                            let fetching = Box::pin(async move { process.fetch_on_io(id, stored).await });
+                            let coming = Coming::begin();
+                            let fetching = Box::pin(async move {
+                                let bits = process.fetch_on_io(id, stored).await;
+                                drop(coming);
+                                bits
+                            });
                             this.stage = Stage::Fetching(from, fetching);
                         }
                     }

@@ -22,9 +22,12 @@ use crate::work::{Awaited, Later, Left, Manner, On};
 /// What an execution waits for is looked at this often while it changes. What has not changed from one look to the next is told.
 const TOLD_AFTER: Duration = Duration::from_millis(100);
 
-fn tell_later(execution: &Arc<Execution>) {
-    // A deadlock that the head is not told of would last for ever.
-    execution.session.process().vital("telling what waits", telling(Arc::downgrade(execution)));
+impl Execution {
+    /// Has somebody look at what it waits for, until all is told.
+    pub(crate) fn tell_later(self: &Arc<Self>) {
+        // A deadlock that the head is not told of would last for ever.
+        self.session.process().vital("telling what waits", telling(Arc::downgrade(self)));
+    }
 }
 
 async fn telling(execution: Weak<Execution>) {
@@ -33,7 +36,7 @@ async fn telling(execution: Weak<Execution>) {
         let Some(execution) = execution.upgrade() else { return };
         let mut waits = execution.waits.lock();
         match waits.told_later(&execution.waiter()) {
-            Later::Tell(message) => return execution.session.process().tell_head(message),
+            Later::Tell(message) => execution.session.process().tell_head(message),
             Later::Ask => {}
             Later::Nothing => return,
         }
@@ -154,7 +157,11 @@ impl Waiting {
             } else {
                 // Who has the state, or the thread, uses the CPUs.
                 let goes_on = process.executor().is_some_and(|executor| executor.begin_wait()) || !is_for_results;
-                process.tell_head(waits.begun(&execution.waiter(), goes_on));
+                let (message, later) = waits.begun(&execution.waiter(), goes_on);
+                process.tell_head(message);
+                if later {
+                    execution.tell_later();
+                }
             }
         } else {
             if execution.at_home
@@ -164,7 +171,7 @@ impl Waiting {
                 executor.begin_wait_at_home(execution.task, true);
             }
             if waits.has_changed() {
-                tell_later(&execution);
+                execution.tell_later();
             }
         }
         drop(waits);
@@ -173,7 +180,7 @@ impl Waiting {
 
     /// Why it must end, if it must; otherwise `cx` is woken when it must.
     pub fn poll_interrupted(&mut self, cx: &Context<'_>) -> Poll<Error> {
-        self.listener.poll_interrupted(&self.awaited, cx)
+        self.listener.poll_interrupted(self.number, cx)
     }
 }
 
@@ -184,20 +191,44 @@ impl Drop for Waiting {
         let mut waits = execution.waits.lock();
         waits.waits_for(self.waits_for, &self.awaited, false);
         match waits.remove(&execution.waiter(), self.number, Instant::now()) {
-            Left::Some(true) => tell_later(execution),
+            Left::Some(true) => execution.tell_later(),
             left => execution.left(left),
         }
-        if let Some(on) = waits.hopeless_that_is_over() {
-            execution.forgets_deadlock(on);
+        if waits.is_hopeless_no_more() {
+            execution.forgets_deadlock();
         }
     }
 }
 
+/// While it lives, a value is on its way to the current execution: it goes on when that is here.
+pub(crate) struct Coming(Arc<Execution>);
+
+impl Coming {
+    /// None outside of a task.
+    pub(crate) fn begin() -> Option<Coming> {
+        let execution = context::current()?;
+        execution.comes(true);
+        Some(Coming(execution))
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.0.comes(false);
+    }
+}
+
 impl Execution {
+    fn comes(self: &Arc<Self>, comes: bool) {
+        if self.waits.lock().comes(comes) {
+            self.tell_later();
+        }
+    }
+
     /// Its thread does nothing else, or goes on.
     pub(crate) fn thread_is_blocked(self: &Arc<Self>, is_blocked: bool) {
         if self.waits.lock().thread_is_blocked(is_blocked) {
-            tell_later(self);
+            self.tell_later();
         }
     }
 

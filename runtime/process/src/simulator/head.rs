@@ -204,9 +204,10 @@ impl World {
             }
             HeadEvent::SayAgain { question, tasks } => {
                 for execution in process.executions().iter().filter(|execution| tasks.contains(&execution.spec.id)) {
-                    let wait = execution.waits.borrow_mut().asked_again(&execution.waiter());
-                    if wait.is_some() {
-                        process.owner.outside.tell_head(&process.owner, HeadMessage::SaidAgain { question, wait });
+                    let asked = execution.waits.borrow_mut().asked_again(&execution.waiter(), false);
+                    if let Some((wait, _)) = asked {
+                        let again = HeadMessage::SaidAgain { question, wait: Some(wait) };
+                        process.owner.outside.tell_head(&process.owner, again);
                     }
                 }
                 process.owner.outside.tell_head(&process.owner, HeadMessage::SaidAgain { question, wait: None });

@@ -76,7 +76,7 @@ impl Waiting {
             site.process.look_at_waits(&site.shared);
         } else {
             let goes_on = site.process.begin_wait(&site.shared);
-            let message = execution.waits.borrow_mut().begun(&execution.waiter(), goes_on);
+            let (message, _) = execution.waits.borrow_mut().begun(&execution.waiter(), goes_on);
             site.tell_head(message);
         }
         Some(Waiting { site: site.clone(), number })

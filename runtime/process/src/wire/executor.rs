@@ -1,5 +1,7 @@
 //! What a worker process adds to a process: it runs tasks.
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
 use wingbeat_core::error::Error;
 use wingbeat_core::{ActorId, ProcessId, TaskId};
@@ -46,7 +48,7 @@ pub(crate) trait Interrupt: Send + Sync {
     /// There may be room for fewer where it runs.
     fn has_less_room(&self);
     /// The head asks what it waits for, if it still does.
-    fn say_again(&self, question: u64);
+    fn say_again(self: Arc<Self>, question: u64);
     /// The head does not know any more what is waited for.
     fn tell_anew(&self);
     /// Tells the head what is waited for if it was, and was not told, when this was called last. Answers whether it is to be called

@@ -5,12 +5,16 @@ use std::sync::Arc;
 use wingbeat_core::TaskId;
 use wingbeat_net::messages::{Await, AwaitedTask, Callee};
 
+use super::waits::NEVER;
 use crate::owner::Owner;
 use crate::owner::object::{Handle, Object, Producer};
 use crate::owner::streams::Cell;
 
 /// Of so many tasks the head is told where one that is never done is enough: the first ones, which a deadlock leaves over when others are done.
 const TOLD: usize = 256;
+
+/// So many of which some are enough are told of only if the wait lasts.
+const MANY: usize = 16;
 
 /// A task that is waited for.
 #[derive(Clone)]
@@ -91,6 +95,16 @@ impl Awaited {
         Awaited::all([])
     }
 
+    /// Whether enough of it is here, which whoever waits has not looked at.
+    pub(crate) fn is_here(&self) -> bool {
+        !self.on.is_empty() && self.on.iter().filter(|on| !on.is_here()).count() < self.ends_without
+    }
+
+    /// Whether one of several is enough, and there are many: it is hardly ever in vain.
+    pub(crate) fn is_for_some_of_many(&self) -> bool {
+        self.ends_without > MANY
+    }
+
     pub(crate) fn is_for(&self, task: TaskId) -> bool {
         self.on.iter().any(|on| on.task == task)
     }
@@ -99,18 +113,24 @@ impl Awaited {
         self.on.first().map(|on| on.task)
     }
 
-    /// As the head is told, without what is here, and with so many tasks at most.
-    pub(crate) fn told(&self, most: usize) -> Await {
+    /// The first tasks, for people.
+    pub(crate) fn first_few(&self) -> Await {
+        Await { on: self.told(MANY).0.on, ends_without: NEVER }
+    }
+
+    /// As the head is told, without what is here, and with so many tasks at most; and whether these are all.
+    pub(crate) fn told(&self, most: usize) -> (Await, bool) {
         // All are needed to know that none of them is done.
         let most = most.min(if self.ends_without > TOLD { usize::MAX } else { TOLD });
         let callee = |call: &Producer| Callee { actor: call.actor, group: call.group.into() };
         let call = |producer: Option<Producer>| producer.as_ref().map(callee);
-        let missing = self.on.iter().filter(|on| !on.is_here()).take(most);
-        let on = missing.map(|on| AwaitedTask {
+        let mut missing = self.on.iter().filter(|on| !on.is_here());
+        let on = missing.by_ref().take(most).map(|on| AwaitedTask {
             task: on.task,
             callee: call(on.producer),
             after: on.after().into_iter().map(|(task, producer)| (task, call(producer))).collect(),
         });
-        Await { on: on.collect(), ends_without: u32::try_from(self.ends_without).unwrap_or(u32::MAX) }
+        let told = Await { on: on.collect(), ends_without: u32::try_from(self.ends_without).unwrap_or(NEVER) };
+        (told, missing.next().is_none())
     }
 }

@@ -17,7 +17,16 @@ use super::group::Place;
 const TOLD_AT_MOST: usize = 1_024;
 
 /// Of no number of tasks: whatever becomes of them, the wait ends.
-const NEVER: u32 = u32::MAX;
+pub(super) const NEVER: u32 = u32::MAX;
+
+/// What is here for so long, and was not looked at, belongs to a future that is kept and not polled: it lets nobody go on.
+const KEPT: Duration = Duration::from_secs(1);
+
+/// After so many looks it is told again where something was here that was not looked at, and where not all could be told: the first may be done by then.
+const TOLD_AGAIN_IF_HERE: u32 = 12;
+/// Of several waits beside each other, it is looked after so many looks which of them are over.
+const LOOKS_WHAT_IS_HERE: u32 = 10;
+const TOLD_AGAIN_IF_CUT: u32 = 100;
 
 /// An execution, as the head is told of it.
 pub(crate) struct Waiter<'a> {
@@ -64,8 +73,13 @@ pub(crate) struct Waits {
     is_paused: bool,
     /// What the head was told of the room where it runs.
     room: u32,
-    /// It was told that it waits for this in vain.
-    hopeless: Option<TaskId>,
+    /// How many values are on their way here.
+    coming: usize,
+    /// After so many looks the head is told again, since what it was told is not all, or will not be all. How often it was looked since.
+    told_again_after: Option<u32>,
+    looks: u32,
+    /// It was told that all of its waits are in vain, and the last of these.
+    hopeless_up_to: Option<u64>,
     /// The execution has ended: it waits for nothing, whatever it has left behind.
     is_over: bool,
 }
@@ -73,6 +87,8 @@ pub(crate) struct Waits {
 struct OneWait {
     awaited: Awaited,
     manner: Manner,
+    /// Since when it was seen that it is over, and is not looked at.
+    here_since: Option<Instant>,
 }
 
 /// How somebody waits.
@@ -106,19 +122,23 @@ impl Waits {
         self.lasting.values().any(|one| one.awaited.is_for(task))
     }
 
-    /// It waits for this in vain. False if it does not wait for it any more.
-    pub(crate) fn is_hopeless(&mut self, on: TaskId) -> bool {
-        let waits = self.is_for(on);
-        if waits {
-            self.hopeless = Some(on);
-        }
-        waits
+    /// It waits for this in vain, and for all else. The number of the last wait that is; none if it does not wait for it any more.
+    pub(crate) fn is_hopeless(&mut self, on: TaskId) -> Option<u64> {
+        self.hopeless_up_to = Some(self.latest).filter(|_| self.is_for(on));
+        self.hopeless_up_to
     }
 
-    /// What it waited for in vain, if that is over.
-    pub(crate) fn hopeless_that_is_over(&mut self) -> Option<TaskId> {
-        let on = self.hopeless.filter(|on| !self.is_for(*on))?;
-        self.hopeless.take().map(|_| on)
+    /// Whether it was told that it waits in vain, and all that it waited for then is over.
+    pub(crate) fn is_hopeless_no_more(&mut self) -> bool {
+        let is_over = |up_to: &mut u64| self.lasting.keys().next().is_none_or(|first| first > up_to);
+        self.hopeless_up_to.take_if(is_over).is_some()
+    }
+
+    /// A value is on its way here, or has come or will not: the wait for it is over, and it ends by itself. Whether somebody is to call
+    /// [`Waits::told_later`] in a while.
+    pub(crate) fn comes(&mut self, comes: bool) -> bool {
+        self.coming = if comes { self.coming + 1 } else { self.coming - 1 };
+        self.has_changed()
     }
 
     pub(crate) fn waited(&self, now: Instant) -> Duration {
@@ -136,7 +156,7 @@ impl Waits {
     pub(crate) fn add(&mut self, awaited: Awaited, manner: Manner, now: Instant) -> (u64, bool) {
         let is_first = self.lasting.is_empty();
         self.latest += 1;
-        self.lasting.insert(self.latest, OneWait { awaited, manner });
+        self.lasting.insert(self.latest, OneWait { awaited, manner, here_since: None });
         self.is_blocked |= manner.blocks;
         if is_first {
             self.since = Some(now);
@@ -161,11 +181,15 @@ impl Waits {
         self.has_no_place = !has_place;
     }
 
-    /// The first of a task that was sent here. Its process goes on with something at home, or its CPUs are free.
-    pub(crate) fn begun(&mut self, of: &Waiter<'_>, goes_on: bool) -> HeadMessage {
+    /// The first of a task that was sent here. Its process goes on with something at home, or its CPUs are free. What the head is told, and whether somebody
+    /// is to call [`Waits::told_later`] in a while.
+    pub(crate) fn begun(&mut self, of: &Waiter<'_>, goes_on: bool) -> (HeadMessage, bool) {
         self.is_told = true;
         self.frees_cpus = !goes_on;
-        self.told(of)
+        let is_soon_over = self.lasting.values().any(|one| one.awaited.is_for_some_of_many());
+        let wait = if is_soon_over { self.described_as_soon_over(of) } else { self.describe(of, Instant::now()) };
+        let told = HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait };
+        (told, self.is_to_be_looked_at())
     }
 
     /// The first of one at home. Most of these are over at once.
@@ -176,7 +200,13 @@ impl Waits {
     /// What is waited for is not what the head was told. Whether somebody is to call [`Waits::told_later`] in a while.
     pub(crate) fn has_changed(&mut self) -> bool {
         self.changes += 1;
-        self.is_told && !std::mem::replace(&mut self.is_told_later, true)
+        self.is_to_be_looked_at()
+    }
+
+    /// Whether somebody is to begin to look: something is not told, or not for good.
+    fn is_to_be_looked_at(&mut self) -> bool {
+        let is_news = self.is_told && (self.changes != self.changes_told || self.told_again_after.is_some());
+        is_news && !std::mem::replace(&mut self.is_told_later, true)
     }
 
     /// The execution has ended. What it has left behind, in a variable of its process, is no wait of it any more. If it was waiting, this is what
@@ -229,9 +259,17 @@ impl Waits {
         self.is_known().then(|| self.told(of))
     }
 
-    /// What the head is told that asks, since this looks stuck.
-    pub(crate) fn asked_again(&mut self, of: &Waiter<'_>) -> Option<Wait> {
-        self.is_known().then(|| self.describe(of))
+    /// What the head is told that asks, since this looks stuck, and whether somebody is to call [`Waits::told_later`] in a while. Where its code `runs`, it
+    /// waits for nothing.
+    pub(crate) fn asked_again(&mut self, of: &Waiter<'_>, runs: bool) -> Option<(Wait, bool)> {
+        if !self.is_known() {
+            return None;
+        }
+        let wait = match runs && !self.is_blocked {
+            true => self.described_as_soon_over(of),
+            false => self.describe(of, Instant::now()),
+        };
+        Some((wait, self.is_to_be_looked_at()))
     }
 
     /// What the head is told of one at home that was waited for and not told when this was called last, and whether it is to be called
@@ -250,15 +288,25 @@ impl Waits {
     /// What the head is told when some time has passed since [`Waits::has_changed`], or since this was called last: what has not changed meanwhile, and
     /// was not told. One that waits for one thing after the other is not stuck.
     pub(crate) fn told_later(&mut self, of: &Waiter<'_>) -> Later {
-        if !self.is_known() || self.changes == self.changes_told {
+        let is_told = self.changes == self.changes_told;
+        let may_be_here = self.lasting.len() > 1;
+        if !self.is_known() || is_told && self.told_again_after.is_none() && !may_be_here {
             self.is_told_later = false;
             return Later::Nothing;
         }
-        if std::mem::replace(&mut self.changes_seen, self.changes) != self.changes {
-            return Later::Ask;
-        }
-        self.is_told_later = false;
-        Later::Tell(self.said_again(of))
+        self.looks += 1;
+        let has_changed = std::mem::replace(&mut self.changes_seen, self.changes) != self.changes;
+        let is_due = match (is_told, self.told_again_after) {
+            (false, _) => !has_changed,
+            (true, Some(after)) => self.looks >= after,
+            (true, None) => self.looks.is_multiple_of(LOOKS_WHAT_IS_HERE) && self.has_what_is_here(),
+        };
+        if is_due { Later::Tell(self.said_again(of)) } else { Later::Ask }
+    }
+
+    /// Whether something that the head was told of is here, and is not looked at.
+    fn has_what_is_here(&self) -> bool {
+        self.lasting.values().any(|one| one.here_since.is_none() && one.awaited.is_here())
     }
 
     /// While all of this is waited for, the process runs something else, or no longer: what the head is told.
@@ -277,23 +325,36 @@ impl Waits {
     }
 
     fn told(&mut self, of: &Waiter<'_>) -> HeadMessage {
-        HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait: self.describe(of) }
+        let wait = self.describe(of, Instant::now());
+        HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait }
     }
 
     /// Without a lease: that its CPUs are free is known already.
     fn said_again(&mut self, of: &Waiter<'_>) -> HeadMessage {
-        HeadMessage::Waiting { lease: None, wait: self.describe(of) }
+        HeadMessage::Waiting { lease: None, wait: self.describe(of, Instant::now()) }
     }
 
-    fn describe(&mut self, of: &Waiter<'_>) -> Wait {
-        self.changes_told = self.changes;
+    fn describe(&mut self, of: &Waiter<'_>, now: Instant) -> Wait {
+        (self.changes_told, self.told_again_after, self.looks) = (self.changes, None, 0);
         let awaits = match self.thread_is_with {
             Some(by) => {
                 vec![Await { on: vec![AwaitedTask { task: by, callee: None, after: Vec::new() }], ends_without: 1 }]
             }
             None if self.is_paused => Vec::new(),
-            None => self.awaits(),
+            None => self.awaits(now),
         };
+        self.described(of, awaits)
+    }
+
+    /// For people: what will be over soon, or is told when it is not. It is in no circle.
+    fn described_as_soon_over(&mut self, of: &Waiter<'_>) -> Wait {
+        // Not told yet.
+        self.changes += 1;
+        let awaits = self.lasting.values().next().map(|one| one.awaited.first_few());
+        self.described(of, awaits.into_iter().collect())
+    }
+
+    fn described(&mut self, of: &Waiter<'_>, awaits: Vec<Await>) -> Wait {
         // One that waits for nobody takes no room.
         let place = of.place.filter(|_| !(self.has_no_place && self.thread_is_with.is_some()));
         self.room = place.filter(|_| !awaits.is_empty()).map_or(0, |place| place.room_told(self.is_blocked));
@@ -307,17 +368,38 @@ impl Waits {
     }
 
     /// Those of which one must be over for it to go on. Where the thread is blocked, that is one for which it is blocked: there may be none.
-    fn awaits(&self) -> Vec<Await> {
-        let (mut awaits, mut left) = (Vec::new(), TOLD_AT_MOST);
-        for OneWait { awaited, manner } in self.lasting.values().filter(|one| !self.is_blocked || one.manner.blocks) {
-            let told = awaited.told(left);
-            left -= told.on.len();
-            awaits.push(Await { ends_without: if manner.has_limit { NEVER } else { told.ends_without }, ..told });
-            if left == 0 {
-                // One that is not told may be over.
-                awaits.push(Await { on: Vec::new(), ends_without: NEVER });
-                break;
+    fn awaits(&mut self, now: Instant) -> Vec<Await> {
+        let is_blocked = self.is_blocked;
+        let counts = |one: &&mut OneWait| !is_blocked || one.manner.blocks;
+        let (mut awaits, mut left, mut is_new) = (Vec::new(), TOLD_AT_MOST, false);
+        for one in self.lasting.values_mut().filter(counts) {
+            if one.awaited.is_here() {
+                // It is about to be looked at, or belongs to a future that is kept.
+                if now.saturating_duration_since(*one.here_since.get_or_insert(now)) < KEPT {
+                    is_new = true;
+                }
+                continue;
             }
+            one.here_since = None;
+            if one.manner.has_limit {
+                return vec![one.awaited.first_few()];
+            }
+            let (told, is_all) = one.awaited.told(left);
+            left -= told.on.len();
+            awaits.push(told);
+            if !is_all || left == 0 {
+                self.told_again_after = Some(TOLD_AGAIN_IF_CUT);
+            }
+            if left == 0 {
+                // What is not told may be over.
+                return vec![one.awaited.first_few()];
+            }
+        }
+        if is_new {
+            self.told_again_after = Some(TOLD_AGAIN_IF_HERE);
+        }
+        if is_new || self.coming > 0 {
+            awaits.push(Await { on: Vec::new(), ends_without: NEVER });
         }
         awaits
     }

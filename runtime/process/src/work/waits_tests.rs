@@ -54,6 +54,11 @@ fn said(message: Option<HeadMessage>) -> Option<Wait> {
     }
 }
 
+/// What is answered to a question.
+fn asked(waits: &mut Waits, of: &Waiter<'_>) -> Option<Wait> {
+    waits.asked_again(of, false).map(|(wait, _)| wait)
+}
+
 /// The tasks in each of its waits.
 fn tasks_in(wait: Option<Wait>) -> Option<Vec<Vec<u64>>> {
     wait.map(|wait| wait.awaits.iter().map(|one| one.on.iter().map(|on| on.task.seq).collect()).collect())
@@ -76,7 +81,7 @@ fn an_execution_that_has_ended_waits_for_nothing_that_it_has_left_behind() {
 
     let left = waits.end(&waiter, after(10));
     assert!(matches!(left, Some(Left::None(Some(HeadMessage::Resumed { lease: Some(LeaseId(1)), .. })))));
-    assert!(!waits.has_any() && !waits.is_hopeless(task(1)));
+    assert!(!waits.has_any() && waits.is_hopeless(task(1)).is_none());
     // Each is dropped some time, and nobody hears of it.
     assert!(matches!(waits.remove(&waiter, number, after(20)), Left::Some(false)));
     assert_eq!(waits.waited(after(30)), Duration::from_millis(10));
@@ -115,7 +120,7 @@ fn a_stream_that_waits_for_its_consumer_needs_its_thread_and_takes_no_room() {
         waits.has_place(false);
         waits.pauses(&waiter, is_paused);
         let number = begins(&mut waits);
-        assert_eq!(told(said(Some(waits.begun(&waiter, true)))), Some((WaitsFor::Thread, None)));
+        assert_eq!(told(said(Some(waits.begun(&waiter, true).0))), Some((WaitsFor::Thread, None)));
         ends(&mut waits, number);
     }
     // What it waits for beside its consumer matters no more when the thread goes on.
@@ -133,7 +138,7 @@ fn a_stream_that_waits_for_its_consumer_needs_its_thread_and_takes_no_room() {
     begins(&mut waits);
     let number = begins(&mut waits);
     ends(&mut waits, number);
-    assert_eq!(told(said(Some(waits.begun(&waiter, true)))), Some((WaitsFor::Thread, Some(2))));
+    assert_eq!(told(said(Some(waits.begun(&waiter, true).0))), Some((WaitsFor::Thread, Some(2))));
 }
 
 #[test]
@@ -143,12 +148,12 @@ fn that_there_is_less_room_is_told_and_that_there_is_more_is_asked() {
     let mut waits = Waits::default();
     assert!(!place.runs_beyond(1), "nobody was told");
     waits.begins(&[1], ASYNCHRONOUS);
-    assert_eq!(room_in(said(Some(waits.begun(&waiter, false)))), Some(2));
+    assert_eq!(room_in(said(Some(waits.begun(&waiter, false).0))), Some(2));
     assert!(place.runs_beyond(0));
     assert_eq!(room_in(said(waits.has_less_room(&waiter))), Some(1));
     assert!(waits.has_less_room(&waiter).is_none(), "it was told");
     assert!(!place.runs_beyond(2));
-    assert_eq!(room_in(waits.asked_again(&waiter)), Some(3));
+    assert_eq!(room_in(asked(&mut waits, &waiter)), Some(3));
     // As many as block all threads are too many, whatever runs beside them.
     waits.begins(&[2], BLOCKING);
     waits.has_changed();
@@ -165,36 +170,36 @@ fn what_lasts_from_one_look_to_the_next_is_told() {
     assert!(waits.has_changed());
     assert!(!waits.has_changed(), "somebody looks");
     assert_eq!(tasks_in(waits.lasts(&waiter)), Some(vec![vec![1], vec![2, 3]]));
-    assert!(matches!(waits.ends(&waiter, first), Left::Some(true)), "nobody looks any more");
+    assert!(matches!(waits.told_later(&waiter), Later::Ask), "one of the two may be over some time");
+    assert!(matches!(waits.ends(&waiter, first), Left::Some(false)), "somebody looks");
     assert!(matches!(waits.told_later(&waiter), Later::Ask));
     // One that waits for one thing after the other is not stuck.
     waits.begins(&[4], ASYNCHRONOUS);
     waits.has_changed();
     assert_eq!(tasks_in(waits.lasts(&waiter)), Some(vec![vec![2, 3], vec![4]]));
-    assert!(matches!(waits.told_later(&waiter), Later::Nothing));
 }
 
 #[test]
 fn who_is_asked_says_what_it_waits_for_now() {
     let waiter = of_task(None);
     let mut waits = Waits::default();
-    assert!(waits.asked_again(&waiter).is_none());
+    assert!(asked(&mut waits, &waiter).is_none());
     let first = waits.begins(&[1], ASYNCHRONOUS);
     waits.begins(&[2], ASYNCHRONOUS);
     waits.begun(&waiter, false);
     waits.has_changed();
     waits.ends(&waiter, first);
-    assert_eq!(tasks_in(waits.asked_again(&waiter)), Some(vec![vec![2]]));
+    assert_eq!(tasks_in(asked(&mut waits, &waiter)), Some(vec![vec![2]]));
     assert!(matches!(waits.told_later(&waiter), Later::Nothing), "it was told");
     waits.end(&waiter, Instant::now());
-    assert!(waits.asked_again(&waiter).is_none());
+    assert!(asked(&mut waits, &waiter).is_none());
 }
 
 #[test]
 fn what_is_here_is_waited_for_no_more() {
     let here = On::value(&Handle::failed(Error::NoSession));
     let ends_without = |awaited: &Awaited| {
-        let told = awaited.told(TOLD_AT_MOST);
+        let (told, _) = awaited.told(TOLD_AT_MOST);
         (told.on.len(), told.ends_without)
     };
     // One that is missing is enough for a wait for all, and for a wait for two of three, two must be.
@@ -211,7 +216,7 @@ fn a_wait_with_a_limit_ends() {
     let waiter = of_task(None);
     let mut waits = Waits::default();
     waits.begins(&[1], Manner { has_limit: true, ..ASYNCHRONOUS });
-    let wait = said(Some(waits.begun(&waiter, false))).unwrap();
+    let wait = said(Some(waits.begun(&waiter, false).0)).unwrap();
     assert_eq!((wait.awaits[0].on.len(), wait.awaits[0].ends_without), (1, NEVER));
 }
 
@@ -222,9 +227,66 @@ fn one_that_waits_for_too_many_things_beside_each_other_is_not_told_as_stuck() {
     for seq in 0..=TOLD_AT_MOST as u64 {
         waits.begins(&[seq], ASYNCHRONOUS);
     }
-    let wait = said(Some(waits.begun(&waiter, false))).unwrap();
-    assert_eq!(wait.awaits.len(), TOLD_AT_MOST + 1);
-    assert_eq!(wait.awaits.last().unwrap().ends_without, NEVER);
+    let wait = said(Some(waits.begun(&waiter, false).0)).unwrap();
+    assert_eq!(wait.awaits.len(), 1);
+    assert_eq!(wait.awaits[0].ends_without, NEVER);
+}
+
+#[test]
+fn a_wait_for_one_of_many_is_told_if_it_lasts() {
+    let waiter = of_task(None);
+    let mut waits = Waits::default();
+    let one_of_many = Awaited::some(1, (0..100).map(|seq| On::task(task(seq))));
+    waits.add(one_of_many, ASYNCHRONOUS, Instant::now());
+    let (first, later) = waits.begun(&waiter, false);
+    assert!(later, "somebody looks");
+    assert_eq!(said(Some(first)).unwrap().awaits[0].ends_without, NEVER);
+    let wait = waits.lasts(&waiter).unwrap();
+    assert_eq!((wait.awaits[0].on.len(), wait.awaits[0].ends_without), (100, 100));
+    assert!(matches!(waits.told_later(&waiter), Later::Nothing));
+}
+
+#[test]
+fn what_could_not_all_be_told_is_told_again() {
+    let waiter = of_task(None);
+    let mut waits = Waits::default();
+    waits.add(Awaited::all((0..1_000).map(|seq| On::task(task(seq)))), ASYNCHRONOUS, Instant::now());
+    let (first, later) = waits.begun(&waiter, false);
+    assert_eq!((said(Some(first)).unwrap().awaits[0].on.len(), later), (256, true));
+    for _ in 1..TOLD_AGAIN_IF_CUT {
+        assert!(matches!(waits.told_later(&waiter), Later::Ask));
+    }
+    assert!(matches!(waits.told_later(&waiter), Later::Tell(_)));
+}
+
+#[test]
+fn what_is_here_and_is_not_looked_at_lets_nobody_go_on() {
+    let waiter = of_task(None);
+    let (mut waits, now) = (Waits::default(), Instant::now());
+    waits.add(Awaited::all([On::value(&Handle::failed(Error::NoSession))]), ASYNCHRONOUS, now);
+    waits.begins(&[1], ASYNCHRONOUS);
+    let can_go_on = |wait: &Wait| wait.awaits.iter().any(|one| one.ends_without == NEVER);
+    let wait = waits.describe(&waiter, now);
+    assert!(can_go_on(&wait), "it is about to be looked at");
+    let wait = waits.describe(&waiter, now + KEPT);
+    assert!(!can_go_on(&wait));
+    assert_eq!(tasks_in(Some(wait)), Some(vec![vec![1]]));
+}
+
+#[test]
+fn whoever_computes_or_has_a_value_on_its_way_goes_on() {
+    let waiter = of_task(None);
+    let mut waits = Waits::default();
+    waits.begins(&[1], ASYNCHRONOUS);
+    waits.begun(&waiter, false);
+    let can_go_on = |wait: Wait| wait.awaits.iter().any(|one| one.ends_without == NEVER);
+    let (wait, later) = waits.asked_again(&waiter, true).unwrap();
+    assert!(can_go_on(wait) && later, "it is told again when it waits");
+    assert!(!can_go_on(asked(&mut waits, &waiter).unwrap()));
+    waits.comes(true);
+    assert!(can_go_on(asked(&mut waits, &waiter).unwrap()));
+    waits.comes(false);
+    assert!(!can_go_on(asked(&mut waits, &waiter).unwrap()));
 }
 
 #[test]
