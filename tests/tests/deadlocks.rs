@@ -87,6 +87,10 @@ impl Loner {
         assert!(poll!(&mut first).is_pending());
         own.answers(2).get().await
     }
+    /// As [`Self::keeps_what_has_come`], in a task that may run in this process meanwhile.
+    fn asks_one_that_keeps_what_has_come(&self) -> Result<u32, Error> {
+        keeps_what_has_come::remote(loner()?).get_blocking()
+    }
     /// Somebody waits for this, and this for nobody, though it has begun to.
     async fn keeps_one_and_computes(&self) -> Result<u32, Error> {
         let mut asks = pin!(asks::remote(loner()?).get());
@@ -117,6 +121,13 @@ fn plus_one(number: u32) -> u32 {
 fn answers_late(number: u32) -> u32 {
     std::thread::sleep(LONG);
     number
+}
+
+#[wingbeat::remote]
+async fn keeps_what_has_come(loner: LonerHandle) -> Result<u32, String> {
+    let mut late = pin!(answers_late::remote(7).get());
+    assert!(poll!(&mut late).is_pending());
+    loner.answers(1).get().await.map_err(|error| error.to_string())
 }
 
 #[wingbeat::remote]
@@ -193,6 +204,7 @@ fn futures_that_are_kept_and_not_polled_hide_no_circle() {
     let _local = Local::start(2);
     is_told_of_its_circle(Loner::remote().keeps_what_has_come());
     is_told_of_its_circle(Loner::remote().keeps_what_never_comes());
+    is_told_of_its_circle(Loner::remote().asks_one_that_keeps_what_has_come());
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl Waits {
 
     /// The circles that were said again.
     pub(super) fn confirmed(&mut self, now: Millis) -> Vec<Circle> {
-        let mut circles: Vec<Circle> = Vec::new();
+        let (mut circles, mut told) = (Vec::<Circle>::new(), BTreeSet::<TaskId>::new());
         let news = self.suspects.asked.iter_mut().filter_map(|(number, question)| {
             let is_over = question.unanswered.is_empty() || now >= question.at + ASKED_AGAIN_AFTER;
             (std::mem::take(&mut question.is_news) || is_over).then_some((*number, is_over))
@@ -114,14 +114,12 @@ impl Waits {
         let news: BTreeMap<u64, bool> = news.collect();
         for (task, question) in self.suspects_asked() {
             let Some(is_over) = news.get(&question) else { continue };
-            if let Some(circle) = self.circle_of(task, |member| self.has_answered(member, question)) {
-                // Whoever is told goes on, and with it perhaps all that it is in a circle with.
-                let is_told = circles.iter().any(|told| circle.tasks.contains(&told.task));
-                let again = if is_told { ASKED_AFTER } else { TOLD_AGAIN_AFTER };
-                self.suspects.suspects.insert(task, Suspect::AskedAt(now + again));
-                if !is_told {
-                    circles.push(circle);
-                }
+            // Whoever is told goes on, and with it perhaps others.
+            let counts = |member: TaskId| self.has_answered(member, question) && !told.contains(&member);
+            if let Some(circle) = self.circle_of(task, counts) {
+                self.suspects.suspects.insert(task, Suspect::AskedAt(now + TOLD_AGAIN_AFTER));
+                told.insert(circle.task);
+                circles.push(circle);
             } else if *is_over {
                 // By what was said since, it may be stuck with others.
                 let is_stuck = self.stuck_with(task, |_| true).is_some();

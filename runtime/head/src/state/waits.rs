@@ -55,8 +55,6 @@ pub(super) struct Circle {
     pub task: TaskId,
     /// Which of the things that it waits for is in the circle.
     pub on: TaskId,
-    /// All that are in it.
-    pub tasks: Vec<TaskId>,
     /// By name.
     pub members: Vec<String>,
 }
@@ -213,9 +211,8 @@ impl Waits {
         let first = circle.iter().position(|(member, _)| can_be_told(member))?;
         circle.rotate_left(first);
         let (task, on) = circle[0];
-        let tasks: Vec<TaskId> = circle.iter().map(|(member, _)| *member).collect();
-        let members = tasks.iter().chain([&task]).map(|member| self.name(*member)).collect();
-        Some(Circle { process: self.process_of(task)?, task, on, tasks, members })
+        let members = circle.iter().map(|(member, _)| *member).chain([task]).map(|member| self.name(member)).collect();
+        Some(Circle { process: self.process_of(task)?, task, on, members })
     }
 
     /// The shortest circle of stuck executions through one of them, which is its first, and what each waits for there.
@@ -404,7 +401,7 @@ impl State {
     }
 
     pub(super) fn tell_of_deadlocks(&mut self) {
-        for Circle { process, task, on, members, .. } in self.waits.confirmed(self.now) {
+        for Circle { process, task, on, members } in self.waits.confirmed(self.now) {
             self.tell(process, HeadEvent::Deadlock { task, on, cycle: members });
         }
         for (process, question, tasks) in self.waits.questions(self.now) {

@@ -128,6 +128,20 @@ fn of_many_that_wait_in_a_full_actor_each_is_told_of_itself_alone() {
 }
 
 #[test]
+fn of_many_that_look_stuck_in_a_full_actor_at_a_time_one_is_told() {
+    let mut waits = Waits::default();
+    let both = |seq| Wait {
+        awaits: [100, 200].map(|from| for_all(&[(from + seq, Some(100))])).to_vec(),
+        ..wait(seq, Some((100, 64)), &[])
+    };
+    // Each says again what it waits for, and finds that the actor is full.
+    for seq in (1..=64).chain(1..=64) {
+        waits.begin(0, ProcessId(10), both(seq));
+    }
+    assert_eq!(circles_at(&mut waits, ASKED_AFTER).len(), 1);
+}
+
+#[test]
 fn of_a_circle_through_the_state_of_an_actor_whoever_holds_it_is_told() {
     let mut waits = Waits::default();
     // 1 has the state, and waits for 2, which waits for its turn.

@@ -126,6 +126,9 @@ impl Owner {
     /// The tasks whose results a call of ours lacks that was not submitted for that, and those that these lack, and what each is a call of. They become
     /// fewer with time.
     pub(crate) fn arguments_of(&self, task: TaskId) -> Vec<(TaskId, Option<Producer>)> {
+        if !self.submission.unresolved.contains_key(&task) {
+            return Vec::new();
+        }
         let (mut missing, mut seen, mut next) = (Vec::new(), BTreeSet::from([task]), vec![task]);
         while let Some(task) = next.pop() {
             let Some(call) = self.submission.unresolved.get(&task).map(|call| call.clone()) else { continue };

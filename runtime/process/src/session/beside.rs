@@ -78,7 +78,7 @@ impl HoldsUp for Blocked {
         }
         // An earlier attempt that has not ended yet is none of them. It is told of all others: none of them ends meanwhile.
         let is_other = |other: &&Arc<Execution>| other.task != self.by.task && !other.is_disowned();
-        let wait = |other: &Arc<Execution>| other.in_its_name(|| Waiting::for_thread(self.by.task));
+        let wait = |other: &Arc<Execution>| other.run(|| Waiting::for_thread(self.by.task));
         state.waits = Some(self.others.iter().filter(is_other).filter_map(wait).collect());
         false
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::session::registry::Class;
 use crate::session::session::Session;
 use crate::session::waiting::Waiting;
 use crate::wire::executor::Interrupt;
-use crate::work::{Awaited, Place, Waiter, Waits};
+use crate::work::{Awaited, Doing, Place, Waiter, Waits};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
@@ -55,8 +55,9 @@ pub struct Execution {
     has_submitted: AtomicBool,
     /// Whether it has the state of its actor, for itself or with others.
     holds_state: AtomicBool,
-    /// Whether its code runs now, or is blocked in the middle.
+    /// Whether its code is polled now, and how often it was.
     runs: AtomicBool,
+    polls: AtomicU32,
     asked: Mutex<Requests>,
 }
 
@@ -146,7 +147,7 @@ impl Execution {
         lease: Option<LeaseId>,
         session: Session,
     ) -> Arc<Self> {
-        let (waits, has_submitted, holds_state, runs, asked) = Default::default();
+        let (waits, has_submitted, holds_state, runs, polls, asked) = Default::default();
         let at_home = false;
         Arc::new(Execution {
             task,
@@ -160,13 +161,14 @@ impl Execution {
             has_submitted,
             holds_state,
             runs,
+            polls,
             asked,
         })
     }
 
     /// A run of a task of this process that begins now, while the one that submitted it waits.
     pub fn at_home((task, attempt): (TaskId, u32), name: Cow<'static, str>, session: Session) -> Arc<Self> {
-        let (place, lease, waits, has_submitted, holds_state, runs, asked) = Default::default();
+        let (place, lease, waits, has_submitted, holds_state, runs, polls, asked) = Default::default();
         let at_home = true;
         Arc::new(Execution {
             task,
@@ -180,6 +182,7 @@ impl Execution {
             has_submitted,
             holds_state,
             runs,
+            polls,
             asked,
         })
     }
@@ -221,7 +224,8 @@ impl Execution {
     }
 
     pub(crate) fn waiter(&self) -> Waiter<'_> {
-        Waiter { task: self.task, name: &self.name, place: self.place.as_deref(), lease: self.lease }
+        let doing = Doing { runs: self.runs.load(Ordering::Relaxed), polls: self.polls.load(Ordering::Relaxed) };
+        Waiter { task: self.task, name: &self.name, place: self.place.as_deref(), lease: self.lease, doing }
     }
 
     /// Asks the run to stop.
@@ -295,6 +299,11 @@ impl Execution {
         drop(forgotten);
     }
 
+    /// Has it polled: it looks at what it waits for.
+    pub(crate) fn wakes(&self) {
+        self.wakes_all(|_| {});
+    }
+
     fn wakes_all(&self, change: impl FnOnce(&mut Requests)) {
         let mut asked = self.asked.lock();
         change(&mut asked);
@@ -305,24 +314,11 @@ impl Execution {
 
     /// While the answer lives, the execution waits for somebody who is no task: its CPUs are free for others.
     pub fn waits_for_others(self: &Arc<Self>) -> Option<Waiting> {
-        self.in_its_name(|| Waiting::begin(Awaited::nobody()))
+        self.run(|| Waiting::begin(Awaited::nobody()))
     }
 
-    /// Runs `body`, which is code of this execution.
+    /// Runs `body` as part of this execution.
     pub fn run<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
-        struct Runs<'a>(&'a AtomicBool, bool);
-        impl Drop for Runs<'_> {
-            fn drop(&mut self) {
-                self.0.store(self.1, Ordering::Relaxed);
-            }
-        }
-        let _runs = Runs(&self.runs, self.runs.load(Ordering::Relaxed));
-        self.runs.store(true, Ordering::Relaxed);
-        self.in_its_name(body)
-    }
-
-    /// Does something as part of this execution, while its code may run on another thread.
-    pub(crate) fn in_its_name<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
         let _entered = self.session.enter();
         let _working = Working::begin();
         let outer = CURRENT.replace(Some(self.clone()));
@@ -354,13 +350,9 @@ impl Interrupt for Execution {
 
     fn say_again(self: Arc<Self>, question: u64) {
         let mut waits = self.waits.lock();
-        let runs = self.runs.load(Ordering::Relaxed);
-        let Some((wait, later)) = waits.asked_again(&self.waiter(), runs) else { return };
+        let Some((wait, later)) = waits.asked_again(&self.waiter()) else { return };
         self.session.process().tell_head(HeadMessage::SaidAgain { question, wait: Some(wait) });
-        drop(waits);
-        if later {
-            self.tell_later();
-        }
+        self.is_told(waits, later);
     }
 
     fn tell_anew(&self) {
@@ -370,11 +362,12 @@ impl Interrupt for Execution {
         }
     }
 
-    fn tell_if_it_lasts(&self) -> bool {
+    fn tell_if_it_lasts(self: Arc<Self>) -> bool {
         let mut waits = self.waits.lock();
-        let (message, again) = waits.told_if_it_lasts(&self.waiter());
-        if let Some(message) = message {
+        let (told, again) = waits.told_if_it_lasts(&self.waiter());
+        if let Some((message, later)) = told {
             self.session.process().tell_head(message);
+            self.is_told(waits, later);
         }
         again
     }
@@ -428,13 +421,28 @@ pub struct InExecution<F> {
 impl<F: Future> Future for InExecution<F> {
     type Output = F::Output;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        struct Polled<'a>(&'a AtomicBool);
+        impl Drop for Polled<'_> {
+            fn drop(&mut self) {
+                self.0.store(false, Ordering::Relaxed);
+            }
+        }
         let execution = self.execution.clone();
+        // Nobody else polls it.
+        execution.polls.store(execution.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        execution.runs.store(true, Ordering::Relaxed);
+        let _polled = Polled(&execution.runs);
         execution.run(|| self.future.as_mut().poll(cx))
     }
 }
 
 pub(crate) fn current() -> Option<Arc<Execution>> {
     CURRENT.with_borrow(Clone::clone)
+}
+
+/// Whether this is code of a task.
+pub(crate) fn is_in_task() -> bool {
+    CURRENT.with_borrow(Option::is_some)
 }
 
 pub(crate) fn is_current(execution: &Arc<Execution>) -> bool {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -24,10 +24,10 @@ use crate::session::blocking::block_on;
 use crate::session::manner::Polls;
 use crate::session::session::Session;
 use crate::session::values;
-use crate::session::waiting::{Coming, Waiting};
+use crate::session::waiting::{Waiting, begins_to_come};
 use crate::wire::process::Process;
 use crate::wire::view::{Bits, ObjectView};
-use crate::work::{Awaited, On};
+use crate::work::{Awaited, Coming, On};
 
 /// A value that is in reach of this process.
 pub struct Value {
@@ -117,12 +117,8 @@ impl Future for ValueFuture {
                             let Some(process) = process else { return Poll::Ready(Err(Error::NoSession)) };
                             let id = handle.id();
                             let from = stored.nodes.iter().map(|holder| holder.node).collect();
-                            let coming = Coming::begin();
-                            let fetching = Box::pin(async move {
-                                let bits = process.fetch_on_io(id, stored).await;
-                                drop(coming);
-                                bits
-                            });
+                            let coming = begins_to_come();
+                            let fetching = Box::pin(async move { process.fetch_on_io(id, stored, coming).await });
                             this.stage = Stage::Fetching(from, fetching);
                         }
                     }
@@ -344,13 +340,36 @@ impl Process {
     /// [`Process::fetch`], which goes on when nobody waits for it any more: what it has pinned is then released, and a pin of which
     /// the answer is never read stays.
     pub(crate) async fn fetch_to_the_end(&self, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
+        self.fetch_and_then(id, stored, || {}).await
+    }
+
+    /// As [`Process::fetch_to_the_end`]. What is done then is done whether somebody waits or not.
+    async fn fetch_and_then(
+        &self,
+        id: ObjectId,
+        stored: Stored,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<Bits, Error> {
         let process = self.clone();
-        let fetching = self.io().spawn(async move { process.fetch(id, stored).await });
+        let fetching = self.io().spawn(async move {
+            let fetched = process.fetch(id, stored).await;
+            then();
+            fetched
+        });
         fetching.await.map_err(|_| self.no_answer())?
     }
 
-    async fn fetch_on_io(self, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
-        let fetched = self.fetch_to_the_end(id, stored).await;
+    /// For somebody to whom it is `coming`.
+    async fn fetch_on_io(self, id: ObjectId, stored: Stored, coming: Option<Arc<Coming>>) -> Result<Bits, Error> {
+        // Not kept by who fetches: it is over when nobody waits for it any more.
+        let comes = coming.as_ref().map(Arc::downgrade);
+        let fetched = self.fetch_and_then(id, stored, move || {
+            if let Some(coming) = comes.as_ref().and_then(Weak::upgrade) {
+                coming.comes();
+            }
+        });
+        let fetched = fetched.await;
+        drop(coming);
         // Whatever it says went wrong then: the session closed its connections.
         fetched.map_err(|error| self.ended().cloned().unwrap_or(error))
     }

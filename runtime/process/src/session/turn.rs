@@ -46,8 +46,7 @@ impl ForTurn for Turn {
         }
         // What was told before is over first.
         drop(state.told.take());
-        state.told =
-            self.execution.in_its_name(|| Waiting::for_turn(holders)).map(|waiting| (holders.to_vec(), waiting));
+        state.told = self.execution.run(|| Waiting::for_turn(holders)).map(|waiting| (holders.to_vec(), waiting));
     }
 
     fn let_go(&self, by: TaskId) {
@@ -57,7 +56,7 @@ impl ForTurn for Turn {
             let rest: Vec<TaskId> = holders.into_iter().filter(|holder| *holder != by).collect();
             // The next look tells of many.
             if rest.len() <= FEW {
-                state.told = self.execution.in_its_name(|| Waiting::for_turn(&rest)).map(|waiting| (rest, waiting));
+                state.told = self.execution.run(|| Waiting::for_turn(&rest)).map(|waiting| (rest, waiting));
             }
         }
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
 use wingbeat_core::TaskId;
 use wingbeat_core::error::Error;
 use wingbeat_net::messages::WaitsFor;
@@ -17,7 +18,7 @@ use crate::session::context::{self, Execution, Listener};
 use crate::session::manner::manner_of_waiting;
 use crate::wire::executor::Interrupt;
 use crate::wire::process::Process;
-use crate::work::{Awaited, Later, Left, Manner, On};
+use crate::work::{Awaited, Coming, Later, Left, Manner, On, Waits};
 
 /// What an execution waits for is looked at this often while it changes. What has not changed from one look to the next is told.
 const TOLD_AFTER: Duration = Duration::from_millis(100);
@@ -28,16 +29,33 @@ impl Execution {
         // A deadlock that the head is not told of would last for ever.
         self.session.process().vital("telling what waits", telling(Arc::downgrade(self)));
     }
+
+    /// Does what follows from what the head was told, under the lock of its waits until now: somebody looks `later`, or it is polled.
+    pub(crate) fn is_told(self: &Arc<Self>, mut waits: MutexGuard<'_, Waits>, later: bool) {
+        let is_to_be_polled = waits.is_to_be_polled();
+        drop(waits);
+        if later {
+            self.tell_later();
+        }
+        if is_to_be_polled {
+            self.wakes();
+        }
+    }
 }
 
 async fn telling(execution: Weak<Execution>) {
+    let mut after = TOLD_AFTER;
     loop {
-        tokio::time::sleep(TOLD_AFTER).await;
+        tokio::time::sleep(after).await;
         let Some(execution) = execution.upgrade() else { return };
         let mut waits = execution.waits.lock();
         match waits.told_later(&execution.waiter()) {
-            Later::Tell(message) => execution.session.process().tell_head(message),
-            Later::Ask => {}
+            Later::Tell(message) => {
+                execution.session.process().tell_head(message);
+                execution.is_told(waits, false);
+                after = TOLD_AFTER;
+            }
+            Later::Ask(again) => after = again,
             Later::Nothing => return,
         }
     }
@@ -78,7 +96,7 @@ impl Process {
     /// Whether some have not lasted yet, and are to be looked at again.
     fn tell_of_waits_that_last(&self) -> bool {
         let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
-        waits.iter().filter(|waiting| waiting.tell_if_it_lasts()).count() > 0
+        waits.into_iter().filter(|waiting| waiting.clone().tell_if_it_lasts()).count() > 0
     }
 }
 
@@ -113,7 +131,9 @@ impl Waiting {
             return;
         }
         *kept = None;
-        *kept = Waiting::begin(awaited());
+        if context::is_in_task() {
+            *kept = Waiting::begin(awaited());
+        }
     }
 
     /// The current execution waits for this; none outside of a task.
@@ -200,31 +220,17 @@ impl Drop for Waiting {
     }
 }
 
-/// While it lives, a value is on its way to the current execution: it goes on when that is here.
-pub(crate) struct Coming(Arc<Execution>);
-
-impl Coming {
-    /// None outside of a task.
-    pub(crate) fn begin() -> Option<Coming> {
-        let execution = context::current()?;
-        execution.comes(true);
-        Some(Coming(execution))
+/// A value is on its way to the current execution from now on, which goes on when that is here; none outside of a task.
+pub(crate) fn begins_to_come() -> Option<Arc<Coming>> {
+    let execution = context::current()?;
+    let coming = Arc::new(Coming::new(manner_of_waiting()));
+    if execution.waits.lock().begins_to_come(&coming) {
+        execution.tell_later();
     }
-}
-
-impl Drop for Coming {
-    fn drop(&mut self) {
-        self.0.comes(false);
-    }
+    Some(coming)
 }
 
 impl Execution {
-    fn comes(self: &Arc<Self>, comes: bool) {
-        if self.waits.lock().comes(comes) {
-            self.tell_later();
-        }
-    }
-
     /// Its thread does nothing else, or goes on.
     pub(crate) fn thread_is_blocked(self: &Arc<Self>, is_blocked: bool) {
         if self.waits.lock().thread_is_blocked(is_blocked) {

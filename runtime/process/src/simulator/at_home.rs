@@ -164,7 +164,7 @@ impl Process {
         let mut is_untold = false;
         for execution in self.executions() {
             let (message, again) = execution.waits.borrow_mut().told_if_it_lasts(&execution.waiter());
-            if let Some(message) = message {
+            if let Some((message, _)) = message {
                 self.owner.outside.tell_head(&self.owner, message);
             }
             is_untold |= again;

@@ -25,7 +25,7 @@ use super::side::{Said, Stewards};
 use super::{Config, Report};
 use crate::owner::Owner;
 use crate::owner::object::Handle;
-use crate::work::{Place, Waiter, Waits};
+use crate::work::{Doing, Place, Waiter, Waits};
 
 /// Names a program that runs.
 pub(super) type Number = u64;
@@ -260,7 +260,8 @@ impl Execution {
 
     /// As the head is told of it.
     pub(super) fn waiter(&self) -> Waiter<'_> {
-        Waiter { task: self.spec.id, name: &self.name, place: self.place.as_ref(), lease: self.lease }
+        let doing = Doing::default();
+        Waiter { task: self.spec.id, name: &self.name, place: self.place.as_ref(), lease: self.lease, doing }
     }
 
     /// Cancels what it has submitted so far, when it is told to stop for the first time.

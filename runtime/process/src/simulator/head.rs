@@ -204,7 +204,7 @@ impl World {
             }
             HeadEvent::SayAgain { question, tasks } => {
                 for execution in process.executions().iter().filter(|execution| tasks.contains(&execution.spec.id)) {
-                    let asked = execution.waits.borrow_mut().asked_again(&execution.waiter(), false);
+                    let asked = execution.waits.borrow_mut().asked_again(&execution.waiter());
                     if let Some((wait, _)) = asked {
                         let again = HeadMessage::SaidAgain { question, wait: Some(wait) };
                         process.owner.outside.tell_head(&process.owner, again);

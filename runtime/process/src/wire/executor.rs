@@ -53,7 +53,7 @@ pub(crate) trait Interrupt: Send + Sync {
     fn tell_anew(&self);
     /// Tells the head what is waited for if it was, and was not told, when this was called last. Answers whether it is to be called
     /// again.
-    fn tell_if_it_lasts(&self) -> bool;
+    fn tell_if_it_lasts(self: Arc<Self>) -> bool;
 }
 
 /// Something that blocks a thread on which others are under way.

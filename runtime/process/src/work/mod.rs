@@ -11,4 +11,4 @@ pub(crate) use awaited::{Awaited, On};
 pub use group::{ByGroup, DEFAULT_GROUP, Place, Takes, ThreadCalls, group_of};
 pub use held::Held;
 pub use queue::{Actor, Become, Cancelled, GaveBack, Next, Queue, Refused};
-pub(crate) use waits::{Later, Left, Manner, Waiter, Waits};
+pub(crate) use waits::{Coming, Doing, Later, Left, Manner, Waiter, Waits};

@@ -5,6 +5,7 @@
 //! told may be over: it asks again before it believes in a circle.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use wingbeat_core::{LeaseId, TaskId};
@@ -22,11 +23,19 @@ pub(super) const NEVER: u32 = u32::MAX;
 /// What is here for so long, and was not looked at, belongs to a future that is kept and not polled: it lets nobody go on.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// After so many looks it is told again where something was here that was not looked at, and where not all could be told: the first may be done by then.
-const TOLD_AGAIN_IF_HERE: u32 = 12;
-/// Of several waits beside each other, it is looked after so many looks which of them are over.
-const LOOKS_WHAT_IS_HERE: u32 = 10;
-const TOLD_AGAIN_IF_CUT: u32 = 100;
+/// What has changed is looked at this often, and told when it has not changed from one look to the next.
+const LOOKS_AT_NEWS: Duration = Duration::from_millis(100);
+
+/// What was told is looked at this often, while there is more to be told some time.
+const LOOKS_AGAIN: Duration = Duration::from_secs(1);
+
+/// After so many of these looks it is told again where something was here that was not looked at, where it was told that it waits in vain, and where not
+/// all could be told: the first may be done by then.
+const TOLD_AGAIN_IF_HERE: u32 = 2;
+const TOLD_AGAIN_IF_HOPELESS: u32 = 4;
+/// Whoever was told that it waits in vain may take so long to hear it.
+const HEARS: Duration = Duration::from_secs(4);
+const TOLD_AGAIN_IF_CUT: u32 = 10;
 
 /// An execution, as the head is told of it.
 pub(crate) struct Waiter<'a> {
@@ -35,6 +44,7 @@ pub(crate) struct Waiter<'a> {
     /// Where it runs, if in an actor.
     pub place: Option<&'a Place>,
     pub lease: Option<LeaseId>,
+    pub doing: Doing,
 }
 
 /// The waits of an execution.
@@ -73,13 +83,15 @@ pub(crate) struct Waits {
     is_paused: bool,
     /// What the head was told of the room where it runs.
     room: u32,
-    /// How many values are on their way here.
-    coming: usize,
+    /// Values that are on their way here.
+    coming: Vec<Weak<Coming>>,
     /// After so many looks the head is told again, since what it was told is not all, or will not be all. How often it was looked since.
     told_again_after: Option<u32>,
     looks: u32,
-    /// It was told that all of its waits are in vain, and the last of these.
-    hopeless_up_to: Option<u64>,
+    /// It was told that it waits for this in vain, and for all else, up to the wait with that number.
+    hopeless: Option<(u64, TaskId, Instant)>,
+    /// Somebody is to have it polled: something is here that it has not looked at.
+    is_to_be_polled: bool,
     /// The execution has ended: it waits for nothing, whatever it has left behind.
     is_over: bool,
 }
@@ -87,8 +99,36 @@ pub(crate) struct Waits {
 struct OneWait {
     awaited: Awaited,
     manner: Manner,
-    /// Since when it was seen that it is over, and is not looked at.
-    here_since: Option<Instant>,
+    /// Since when it was seen that it is over, and is not looked at, and how often its execution had been polled then.
+    here_since: Option<(Instant, u32)>,
+}
+
+/// A value on its way here. The wait for it is over, and it ends by itself.
+pub(crate) struct Coming {
+    /// Whether the thread is blocked for it.
+    blocks: bool,
+    /// It is here, and perhaps not looked at.
+    has_come: OnceLock<Instant>,
+}
+
+impl Coming {
+    pub(crate) fn new(manner: Manner) -> Coming {
+        Coming { blocks: manner.blocks, has_come: OnceLock::new() }
+    }
+
+    /// It is here, or will not come.
+    pub(crate) fn comes(&self) {
+        self.has_come.get_or_init(Instant::now);
+    }
+}
+
+/// What an execution does while somebody looks at what it waits for.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Doing {
+    /// Its code runs.
+    pub runs: bool,
+    /// How often it was polled.
+    pub polls: u32,
 }
 
 /// How somebody waits.
@@ -103,8 +143,8 @@ pub(crate) struct Manner {
 /// What the head is told when somebody looks.
 pub(crate) enum Later {
     Tell(HeadMessage),
-    /// Nothing yet.
-    Ask,
+    /// Nothing yet: somebody looks again after this time.
+    Ask(Duration),
     /// Nothing, until something changes again.
     Nothing,
 }
@@ -124,21 +164,30 @@ impl Waits {
 
     /// It waits for this in vain, and for all else. The number of the last wait that is; none if it does not wait for it any more.
     pub(crate) fn is_hopeless(&mut self, on: TaskId) -> Option<u64> {
-        self.hopeless_up_to = Some(self.latest).filter(|_| self.is_for(on));
-        self.hopeless_up_to
+        self.hopeless = Some((self.latest, on, Instant::now())).filter(|_| self.is_for(on));
+        self.hopeless.map(|(up_to, ..)| up_to)
     }
 
-    /// Whether it was told that it waits in vain, and all that it waited for then is over.
+    /// Whether it was told that it waits in vain for something, and what it waited for then is over.
     pub(crate) fn is_hopeless_no_more(&mut self) -> bool {
-        let is_over = |up_to: &mut u64| self.lasting.keys().next().is_none_or(|first| first > up_to);
-        self.hopeless_up_to.take_if(is_over).is_some()
+        let Some((up_to, on, _)) = self.hopeless else { return false };
+        let lasts = self.lasting.range(..=up_to).any(|(_, one)| one.awaited.is_for(on));
+        if !lasts {
+            self.hopeless = None;
+        }
+        !lasts
     }
 
-    /// A value is on its way here, or has come or will not: the wait for it is over, and it ends by itself. Whether somebody is to call
-    /// [`Waits::told_later`] in a while.
-    pub(crate) fn comes(&mut self, comes: bool) -> bool {
-        self.coming = if comes { self.coming + 1 } else { self.coming - 1 };
+    /// A value is on its way here. Whether somebody is to call [`Waits::told_later`] in a while.
+    pub(crate) fn begins_to_come(&mut self, coming: &Arc<Coming>) -> bool {
+        self.coming.retain(|one| one.strong_count() > 0);
+        self.coming.push(Arc::downgrade(coming));
         self.has_changed()
+    }
+
+    /// Whether somebody is to have it polled, so that it looks at what is here.
+    pub(crate) fn is_to_be_polled(&mut self) -> bool {
+        std::mem::take(&mut self.is_to_be_polled)
     }
 
     pub(crate) fn waited(&self, now: Instant) -> Duration {
@@ -187,7 +236,7 @@ impl Waits {
         self.is_told = true;
         self.frees_cpus = !goes_on;
         let is_soon_over = self.lasting.values().any(|one| one.awaited.is_for_some_of_many());
-        let wait = if is_soon_over { self.described_as_soon_over(of) } else { self.describe(of, Instant::now()) };
+        let wait = if is_soon_over { self.described_as_soon_over(of) } else { self.describe(of) };
         let told = HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait };
         (told, self.is_to_be_looked_at())
     }
@@ -205,8 +254,12 @@ impl Waits {
 
     /// Whether somebody is to begin to look: something is not told, or not for good.
     fn is_to_be_looked_at(&mut self) -> bool {
-        let is_news = self.is_told && (self.changes != self.changes_told || self.told_again_after.is_some());
-        is_news && !std::mem::replace(&mut self.is_told_later, true)
+        self.is_known() && self.has_more_to_tell() && !std::mem::replace(&mut self.is_told_later, true)
+    }
+
+    fn has_more_to_tell(&self) -> bool {
+        let is_told = self.changes == self.changes_told;
+        !is_told || self.told_again_after.is_some() || self.lasting.len() > 1 || !self.coming.is_empty()
     }
 
     /// The execution has ended. What it has left behind, in a variable of its process, is no wait of it any more. If it was waiting, this is what
@@ -259,22 +312,23 @@ impl Waits {
         self.is_known().then(|| self.told(of))
     }
 
-    /// What the head is told that asks, since this looks stuck, and whether somebody is to call [`Waits::told_later`] in a while. Where its code `runs`, it
-    /// waits for nothing.
-    pub(crate) fn asked_again(&mut self, of: &Waiter<'_>, runs: bool) -> Option<(Wait, bool)> {
+    /// What the head is told that asks, since this looks stuck, and whether somebody is to call [`Waits::told_later`] in a while.
+    pub(crate) fn asked_again(&mut self, of: &Waiter<'_>) -> Option<(Wait, bool)> {
         if !self.is_known() {
             return None;
         }
-        let wait = match runs && !self.is_blocked {
-            true => self.described_as_soon_over(of),
-            false => self.describe(of, Instant::now()),
-        };
+        let wait = if self.is_busy(of) { self.described_as_soon_over(of) } else { self.describe(of) };
         Some((wait, self.is_to_be_looked_at()))
     }
 
-    /// What the head is told of one at home that was waited for and not told when this was called last, and whether it is to be called
-    /// again.
-    pub(crate) fn told_if_it_lasts(&mut self, of: &Waiter<'_>) -> (Option<HeadMessage>, bool) {
+    /// Whether its code runs, and is not blocked: it waits for nothing.
+    fn is_busy(&self, of: &Waiter<'_>) -> bool {
+        of.doing.runs && !self.is_blocked
+    }
+
+    /// What the head is told of one at home that was waited for and not told when this was called last, with whether somebody is to call
+    /// [`Waits::told_later`] in a while; and whether this is to be called again.
+    pub(crate) fn told_if_it_lasts(&mut self, of: &Waiter<'_>) -> (Option<(HeadMessage, bool)>, bool) {
         if self.lasting.is_empty() || self.is_told {
             return (None, false);
         }
@@ -282,31 +336,44 @@ impl Waits {
             return (None, true);
         }
         self.is_told = true;
-        (Some(self.told(of)), false)
+        let message = self.told(of);
+        (Some((message, self.is_to_be_looked_at())), false)
     }
 
     /// What the head is told when some time has passed since [`Waits::has_changed`], or since this was called last: what has not changed meanwhile, and
     /// was not told. One that waits for one thing after the other is not stuck.
     pub(crate) fn told_later(&mut self, of: &Waiter<'_>) -> Later {
-        let is_told = self.changes == self.changes_told;
-        let may_be_here = self.lasting.len() > 1;
-        if !self.is_known() || is_told && self.told_again_after.is_none() && !may_be_here {
+        if !self.is_known() || !self.has_more_to_tell() {
             self.is_told_later = false;
             return Later::Nothing;
         }
-        self.looks += 1;
+        let is_told = self.changes == self.changes_told;
         let has_changed = std::mem::replace(&mut self.changes_seen, self.changes) != self.changes;
         let is_due = match (is_told, self.told_again_after) {
-            (false, _) => !has_changed,
+            (false, _) => !has_changed && !self.is_busy(of),
             (true, Some(after)) => self.looks >= after,
-            (true, None) => self.looks.is_multiple_of(LOOKS_WHAT_IS_HERE) && self.has_what_is_here(),
+            (true, None) => self.has_what_is_here(),
         };
-        if is_due { Later::Tell(self.said_again(of)) } else { Later::Ask }
+        self.looks += u32::from(is_told);
+        match is_due {
+            true => Later::Tell(self.said_again(of)),
+            false => Later::Ask(if is_told { LOOKS_AGAIN } else { LOOKS_AT_NEWS }),
+        }
     }
 
     /// Whether something that the head was told of is here, and is not looked at.
     fn has_what_is_here(&self) -> bool {
-        self.lasting.values().any(|one| one.here_since.is_none() && one.awaited.is_here())
+        let is_told_of_others = self.thread_is_with.is_none() && !self.is_paused;
+        let has_come = |coming: &Weak<Coming>| coming.upgrade().is_some_and(|coming| coming.has_come.get().is_some());
+        let is_here = |one: &OneWait| one.here_since.is_none() && one.awaited.is_here();
+        is_told_of_others
+            && !self.counting().any(|one| one.manner.has_limit)
+            && (self.counting().any(is_here) || self.coming.iter().any(has_come))
+    }
+
+    /// The waits of which one must be over for it to go on.
+    fn counting(&self) -> impl Iterator<Item = &OneWait> {
+        self.lasting.values().filter(|one| !self.is_blocked || one.manner.blocks)
     }
 
     /// While all of this is waited for, the process runs something else, or no longer: what the head is told.
@@ -325,23 +392,27 @@ impl Waits {
     }
 
     fn told(&mut self, of: &Waiter<'_>) -> HeadMessage {
-        let wait = self.describe(of, Instant::now());
+        let wait = self.describe(of);
         HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait }
     }
 
     /// Without a lease: that its CPUs are free is known already.
     fn said_again(&mut self, of: &Waiter<'_>) -> HeadMessage {
-        HeadMessage::Waiting { lease: None, wait: self.describe(of, Instant::now()) }
+        HeadMessage::Waiting { lease: None, wait: self.describe(of) }
     }
 
-    fn describe(&mut self, of: &Waiter<'_>, now: Instant) -> Wait {
+    fn describe(&mut self, of: &Waiter<'_>) -> Wait {
+        self.describe_at(of, Instant::now())
+    }
+
+    fn describe_at(&mut self, of: &Waiter<'_>, now: Instant) -> Wait {
         (self.changes_told, self.told_again_after, self.looks) = (self.changes, None, 0);
         let awaits = match self.thread_is_with {
             Some(by) => {
                 vec![Await { on: vec![AwaitedTask { task: by, callee: None, after: Vec::new() }], ends_without: 1 }]
             }
             None if self.is_paused => Vec::new(),
-            None => self.awaits(now),
+            None => self.awaits(now, of.doing.polls),
         };
         self.described(of, awaits)
     }
@@ -368,16 +439,20 @@ impl Waits {
     }
 
     /// Those of which one must be over for it to go on. Where the thread is blocked, that is one for which it is blocked: there may be none.
-    fn awaits(&mut self, now: Instant) -> Vec<Await> {
+    fn awaits(&mut self, now: Instant, polls: u32) -> Vec<Await> {
+        if self.hopeless.is_some_and(|(.., at)| now.saturating_duration_since(at) < HEARS) {
+            self.told_again_after = Some(TOLD_AGAIN_IF_HOPELESS);
+            return vec![Awaited::nobody().first_few()];
+        }
         let is_blocked = self.is_blocked;
-        let counts = |one: &&mut OneWait| !is_blocked || one.manner.blocks;
-        let (mut awaits, mut left, mut is_new) = (Vec::new(), TOLD_AT_MOST, false);
-        for one in self.lasting.values_mut().filter(counts) {
+        let (mut awaits, mut left, mut goes_on) = (Vec::new(), TOLD_AT_MOST, false);
+        for one in self.lasting.values_mut().filter(|one| !is_blocked || one.manner.blocks) {
             if one.awaited.is_here() {
-                // It is about to be looked at, or belongs to a future that is kept.
-                if now.saturating_duration_since(*one.here_since.get_or_insert(now)) < KEPT {
-                    is_new = true;
-                }
+                // It is about to be looked at, or belongs to a future that is kept. Which of these is seen when it was polled.
+                self.is_to_be_polled |= one.here_since.is_none();
+                let (since, polls_then) = *one.here_since.get_or_insert((now, polls));
+                let was_polled = is_blocked || polls != polls_then;
+                goes_on |= !was_polled || now.saturating_duration_since(since) < KEPT;
                 continue;
             }
             one.here_since = None;
@@ -395,13 +470,29 @@ impl Waits {
                 return vec![one.awaited.first_few()];
             }
         }
-        if is_new {
+        if goes_on {
             self.told_again_after = Some(TOLD_AGAIN_IF_HERE);
         }
-        if is_new || self.coming > 0 {
+        if goes_on || self.something_comes(now) {
             awaits.push(Await { on: Vec::new(), ends_without: NEVER });
         }
         awaits
+    }
+
+    /// Whether a value is on its way here, or has just come.
+    fn something_comes(&mut self, now: Instant) -> bool {
+        self.coming.retain(|one| one.strong_count() > 0);
+        let (mut comes, mut has_just_come) = (false, false);
+        for coming in self.coming.iter().filter_map(Weak::upgrade).filter(|one| !self.is_blocked || one.blocks) {
+            match coming.has_come.get() {
+                None => comes = true,
+                Some(at) => has_just_come |= now.saturating_duration_since(*at) < KEPT,
+            }
+        }
+        if has_just_come {
+            self.told_again_after = Some(TOLD_AGAIN_IF_HERE);
+        }
+        comes || has_just_come
     }
 
     /// Whether there is any.

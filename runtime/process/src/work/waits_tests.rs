@@ -16,7 +16,7 @@ fn task(seq: u64) -> TaskId {
 }
 
 fn of_task(place: Option<&Place>) -> Waiter<'_> {
-    Waiter { task: task(0), name: "loads", place, lease: Some(LeaseId(1)) }
+    Waiter { task: task(0), name: "loads", place, lease: Some(LeaseId(1)), doing: Doing::default() }
 }
 
 /// What goes on when these tasks do.
@@ -35,7 +35,7 @@ impl Waits {
 
     /// What is told when it was looked twice, and nothing has changed between.
     fn lasts(&mut self, of: &Waiter<'_>) -> Option<Wait> {
-        assert!(matches!(self.told_later(of), Later::Ask), "what is new must last");
+        assert!(matches!(self.told_later(of), Later::Ask(_)), "what is new must last");
         wait_in(self.told_later(of))
     }
 }
@@ -43,7 +43,7 @@ impl Waits {
 fn wait_in(later: Later) -> Option<Wait> {
     match later {
         Later::Tell(message) => said(Some(message)),
-        Later::Ask | Later::Nothing => None,
+        Later::Ask(_) | Later::Nothing => None,
     }
 }
 
@@ -56,7 +56,7 @@ fn said(message: Option<HeadMessage>) -> Option<Wait> {
 
 /// What is answered to a question.
 fn asked(waits: &mut Waits, of: &Waiter<'_>) -> Option<Wait> {
-    waits.asked_again(of, false).map(|(wait, _)| wait)
+    waits.asked_again(of).map(|(wait, _)| wait)
 }
 
 /// The tasks in each of its waits.
@@ -170,9 +170,9 @@ fn what_lasts_from_one_look_to_the_next_is_told() {
     assert!(waits.has_changed());
     assert!(!waits.has_changed(), "somebody looks");
     assert_eq!(tasks_in(waits.lasts(&waiter)), Some(vec![vec![1], vec![2, 3]]));
-    assert!(matches!(waits.told_later(&waiter), Later::Ask), "one of the two may be over some time");
+    assert!(matches!(waits.told_later(&waiter), Later::Ask(_)), "one of the two may be over some time");
     assert!(matches!(waits.ends(&waiter, first), Left::Some(false)), "somebody looks");
-    assert!(matches!(waits.told_later(&waiter), Later::Ask));
+    assert!(matches!(waits.told_later(&waiter), Later::Ask(_)));
     // One that waits for one thing after the other is not stuck.
     waits.begins(&[4], ASYNCHRONOUS);
     waits.has_changed();
@@ -253,8 +253,8 @@ fn what_could_not_all_be_told_is_told_again() {
     waits.add(Awaited::all((0..1_000).map(|seq| On::task(task(seq)))), ASYNCHRONOUS, Instant::now());
     let (first, later) = waits.begun(&waiter, false);
     assert_eq!((said(Some(first)).unwrap().awaits[0].on.len(), later), (256, true));
-    for _ in 1..TOLD_AGAIN_IF_CUT {
-        assert!(matches!(waits.told_later(&waiter), Later::Ask));
+    for _ in 0..TOLD_AGAIN_IF_CUT {
+        assert!(matches!(waits.told_later(&waiter), Later::Ask(LOOKS_AGAIN)));
     }
     assert!(matches!(waits.told_later(&waiter), Later::Tell(_)));
 }
@@ -266,9 +266,11 @@ fn what_is_here_and_is_not_looked_at_lets_nobody_go_on() {
     waits.add(Awaited::all([On::value(&Handle::failed(Error::NoSession))]), ASYNCHRONOUS, now);
     waits.begins(&[1], ASYNCHRONOUS);
     let can_go_on = |wait: &Wait| wait.awaits.iter().any(|one| one.ends_without == NEVER);
-    let wait = waits.describe(&waiter, now);
-    assert!(can_go_on(&wait), "it is about to be looked at");
-    let wait = waits.describe(&waiter, now + KEPT);
+    let wait = waits.describe_at(&waiter, now);
+    assert!(can_go_on(&wait) && waits.is_to_be_polled(), "it is about to be looked at");
+    assert!(can_go_on(&waits.describe_at(&waiter, now + KEPT)), "its thread is busy");
+    let polled = Waiter { doing: Doing { runs: false, polls: 1 }, ..of_task(None) };
+    let wait = waits.describe_at(&polled, now + KEPT);
     assert!(!can_go_on(&wait));
     assert_eq!(tasks_in(Some(wait)), Some(vec![vec![1]]));
 }
@@ -280,12 +282,23 @@ fn whoever_computes_or_has_a_value_on_its_way_goes_on() {
     waits.begins(&[1], ASYNCHRONOUS);
     waits.begun(&waiter, false);
     let can_go_on = |wait: Wait| wait.awaits.iter().any(|one| one.ends_without == NEVER);
-    let (wait, later) = waits.asked_again(&waiter, true).unwrap();
+    let computes = Waiter { doing: Doing { runs: true, polls: 0 }, ..of_task(None) };
+    let (wait, later) = waits.asked_again(&computes).unwrap();
     assert!(can_go_on(wait) && later, "it is told again when it waits");
-    assert!(!can_go_on(asked(&mut waits, &waiter).unwrap()));
-    waits.comes(true);
+    for _ in 0..10 {
+        assert!(matches!(waits.told_later(&computes), Later::Ask(LOOKS_AT_NEWS)), "and not before");
+    }
+    assert!(matches!(waits.told_later(&waiter), Later::Tell(_)));
+    let coming = Arc::new(Coming::new(ASYNCHRONOUS));
+    waits.begins_to_come(&coming);
     assert!(can_go_on(asked(&mut waits, &waiter).unwrap()));
-    waits.comes(false);
+    // It has come, and is kept.
+    coming.comes();
+    assert!(waits.has_what_is_here());
+    let later = Instant::now() + KEPT;
+    assert!(can_go_on(asked(&mut waits, &waiter).unwrap()));
+    assert!(!can_go_on(waits.describe_at(&waiter, later)));
+    drop(coming);
     assert!(!can_go_on(asked(&mut waits, &waiter).unwrap()));
 }
 
@@ -311,4 +324,23 @@ fn while_the_thread_is_blocked_what_blocks_it_is_all_that_counts() {
     waits.has_changed();
     assert_eq!(told(waits.lasts(&waiter)), (Some(64), Some(vec![vec![2], vec![]])));
     waits.ends(&waiter, wait);
+}
+
+#[test]
+fn whoever_was_told_that_it_waits_in_vain_has_time_to_hear_it() {
+    let waiter = of_task(None);
+    let mut waits = Waits::default();
+    let kept = waits.begins(&[1], ASYNCHRONOUS);
+    let awaited = waits.begins(&[2], ASYNCHRONOUS);
+    waits.begun(&waiter, false);
+    assert_eq!(waits.is_hopeless(task(3)), None);
+    assert_eq!(waits.is_hopeless(task(2)), Some(awaited));
+    assert_eq!(asked(&mut waits, &waiter).unwrap().awaits[0].ends_without, NEVER);
+    let later = Instant::now() + HEARS;
+    assert_eq!(tasks_in(Some(waits.describe_at(&waiter, later))), Some(vec![vec![1], vec![2]]));
+    // What it was told of is over, though it was for all.
+    waits.ends(&waiter, awaited);
+    assert!(waits.is_hopeless_no_more());
+    assert!(!waits.is_hopeless_no_more());
+    waits.ends(&waiter, kept);
 }
