@@ -45,6 +45,8 @@ struct Question {
     unanswered: BTreeSet<ProcessId>,
     /// Whether an answer has come since it was looked who is stuck by the answers.
     is_news: bool,
+    /// Those that were told of a circle by the answers so far.
+    told: BTreeSet<TaskId>,
 }
 
 impl Suspects {
@@ -106,7 +108,7 @@ impl Waits {
 
     /// The circles that were said again.
     pub(super) fn confirmed(&mut self, now: Millis) -> Vec<Circle> {
-        let (mut circles, mut told) = (Vec::<Circle>::new(), BTreeSet::<TaskId>::new());
+        let mut circles = Vec::new();
         let news = self.suspects.asked.iter_mut().filter_map(|(number, question)| {
             let is_over = question.unanswered.is_empty() || now >= question.at + ASKED_AGAIN_AFTER;
             (std::mem::take(&mut question.is_news) || is_over).then_some((*number, is_over))
@@ -115,10 +117,13 @@ impl Waits {
         for (task, question) in self.suspects_asked() {
             let Some(is_over) = news.get(&question) else { continue };
             // Whoever is told goes on, and with it perhaps others.
-            let counts = |member: TaskId| self.has_answered(member, question) && !told.contains(&member);
+            let is_told = |member| self.suspects.asked.get(&question).is_some_and(|asked| asked.told.contains(&member));
+            let counts = |member: TaskId| self.has_answered(member, question) && !is_told(member);
             if let Some(circle) = self.circle_of(task, counts) {
                 self.suspects.suspects.insert(task, Suspect::AskedAt(now + TOLD_AGAIN_AFTER));
-                told.insert(circle.task);
+                if let Some(asked) = self.suspects.asked.get_mut(&question) {
+                    asked.told.insert(circle.task);
+                }
                 circles.push(circle);
             } else if *is_over {
                 // By what was said since, it may be stuck with others.
@@ -166,7 +171,9 @@ impl Waits {
         if !asked.is_empty() {
             self.suspects.latest = question;
             let unanswered = asked.keys().copied().collect();
-            self.suspects.asked.insert(question, Question { at: now, unanswered, is_news: false });
+            self.suspects
+                .asked
+                .insert(question, Question { at: now, unanswered, is_news: false, told: BTreeSet::new() });
         }
         asked.into_iter().map(|(process, tasks)| (process, question, tasks)).collect()
     }

@@ -142,6 +142,21 @@ fn of_many_that_look_stuck_in_a_full_actor_at_a_time_one_is_told() {
 }
 
 #[test]
+fn of_a_circle_one_is_told_though_answers_come_one_by_one() {
+    let mut waits = two_in_a_circle();
+    waits.begin(0, ProcessId(10), wait(1, None, &[(2, None)]));
+    waits.begin(0, ProcessId(40), wait(4, None, &[(3, None)]));
+    assert!(waits.begin(0, ProcessId(30), wait(3, None, &[(4, None)])));
+    let mut told = 0;
+    for (process, question, tasks) in waits.questions(ASKED_AFTER) {
+        let again = tasks.iter().map(|task| waits.waits[task].wait.clone()).collect();
+        say_again(&mut waits, process, question, again);
+        told += waits.confirmed(ASKED_AFTER).len();
+    }
+    assert_eq!(told, 2, "one of each circle");
+}
+
+#[test]
 fn of_a_circle_through_the_state_of_an_actor_whoever_holds_it_is_told() {
     let mut waits = Waits::default();
     // 1 has the state, and waits for 2, which waits for its turn.
