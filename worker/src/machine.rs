@@ -63,7 +63,7 @@ fn number(folder: &Path, file: &str) -> Option<u64> {
 }
 
 /// The sum of lines `NAME NUMBER` of a file.
-fn sum_of(folder: &Path, file: &str, names: [&str; 2]) -> u64 {
+fn sum_of(folder: &Path, file: &str, names: &[&str]) -> u64 {
     let text = text_of(&folder.join(file)).unwrap_or_default();
     let lines = text.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| names.contains(name));
     lines.filter_map(|(_, number)| number.trim().parse::<u64>().ok()).sum()
@@ -74,6 +74,11 @@ fn field(folder: &Path, file: &str, name: &str) -> Option<u64> {
     let text = text_of(&folder.join(file))?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok());
     value.filter(|number| *number < UNLIMITED)
+}
+
+/// Bytes that a group of version two may take before the kernel ends something there, or makes all there wait for memory.
+fn memory_of_two(folder: &Path) -> Option<u64> {
+    ["memory.max", "memory.high"].into_iter().filter_map(|file| number(folder, file)).min()
 }
 
 impl Group {
@@ -88,7 +93,7 @@ impl Group {
                     (Some(quota), Some(period)) => share(quota, period),
                     _ => None,
                 };
-                Limits { memory: number(folder, "memory.max"), cpus }
+                Limits { memory: memory_of_two(folder), cpus }
             }
             Version::One if self.controller == "memory" => {
                 let own = number(folder, "memory.limit_in_bytes");
@@ -107,21 +112,21 @@ impl Group {
         }
     }
 
-    /// What is used of the memory that this group may take. The kernel drops what it only keeps of files when memory is short.
+    /// What is used of the memory that this group may take. The kernel drops what it only keeps of files, and their names, when memory is short.
     fn memory(&self) -> Option<Memory> {
         let folder = &self.folder;
-        let (limit, used, of_files) = match self.version {
+        let (limit, used, dropped): (_, _, &[&str]) = match self.version {
             Version::Two => {
                 let used = number(folder, "memory.current")?;
-                (number(folder, "memory.max")?, used, ["inactive_file", "active_file"])
+                (memory_of_two(folder)?, used, &["inactive_file", "active_file", "slab_reclaimable"])
             }
             Version::One if self.controller != "memory" => return None,
             Version::One => {
                 let used = number(folder, "memory.usage_in_bytes")?;
-                (number(folder, "memory.limit_in_bytes")?, used, ["total_inactive_file", "total_active_file"])
+                (number(folder, "memory.limit_in_bytes")?, used, &["total_inactive_file", "total_active_file"])
             }
         };
-        let used = used.saturating_sub(sum_of(folder, "memory.stat", of_files));
+        let used = used.saturating_sub(sum_of(folder, "memory.stat", dropped));
         Some(Memory { limit, used, group: Some(folder.clone()) })
     }
 
@@ -360,6 +365,18 @@ mod tests {
     }
 
     #[test]
+    fn where_the_kernel_makes_all_wait_is_a_limit() {
+        let machine = Pretended::new("0::/x\n", V2);
+        machine.write("sys/fs/cgroup/x/memory.max", "max\n");
+        machine.write("sys/fs/cgroup/x/memory.high", "2147483648\n");
+        machine.write("sys/fs/cgroup/x/memory.current", "1610612736\n");
+        assert_eq!(machine.memory(), 2 << 30);
+        assert_eq!(machine.look().scarcest().unwrap().limit, 2 << 30);
+        machine.write("sys/fs/cgroup/x/memory.max", "1610612736\n");
+        assert_eq!(machine.memory(), 1536 << 20);
+    }
+
+    #[test]
     fn version_1_has_a_hierarchy_for_each_resource() {
         let machine = Pretended::new("5:memory:/docker/x\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/\n0::/\n", V1);
         machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
@@ -404,6 +421,10 @@ mod tests {
         machine.write("sys/fs/cgroup/x/memory.current", "536870912\n");
         machine.write("sys/fs/cgroup/x/memory.stat", "anon 1\nshmem 2\ninactive_file 104857600\nactive_file 4194304\n");
         assert_eq!(machine.left(), Some((512 << 20) + (104 << 20) - (32 << 20)));
+        let stat =
+            "anon 1\ninactive_file 104857600\nactive_file 4194304\nslab_reclaimable 67108864\nslab_unreclaimable 9\n";
+        machine.write("sys/fs/cgroup/x/memory.stat", stat);
+        assert_eq!(machine.left(), Some((512 << 20) + (168 << 20) - (32 << 20)));
         machine.write("sys/fs/cgroup/x/memory.current", "1073741824\n");
         machine.write("sys/fs/cgroup/x/memory.stat", "");
         assert_eq!(machine.left(), Some(0));

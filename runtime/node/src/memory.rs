@@ -167,7 +167,16 @@ impl Watch {
         if sample.store_gives && usage.used < usage.threshold + room {
             return Verdict::Relieve(usage.used - usage.threshold + room);
         }
-        let verdict = self.choose(now, usage, sample.users.as_deref().unwrap_or_default());
+        let users = sample.users.as_deref().unwrap_or_default();
+        let leaves = |user: &User| self.asked.contains(&user.process) && !self.is_stuck(user, now);
+        let leaving: u64 = users.iter().filter(|user| is_leaving(user) && leaves(user)).map(|user| user.bytes).sum();
+        let takes = |user: &User| !is_leaving(user) && self.taken(user) >= usage.limit / TAKEN;
+        let somebody_takes = users.iter().any(takes);
+        if usage.used.saturating_sub(leaving) < usage.threshold && !somebody_takes {
+            // There will be enough in a moment.
+            return Verdict::Enough;
+        }
+        let verdict = self.choose(now, usage, users);
         match verdict {
             Verdict::End(..) => self.ended_at = Some(now),
             Verdict::Retire(process) => drop(self.asked.insert(process)),
@@ -261,6 +270,10 @@ impl Watch {
             None => Verdict::Helpless,
         }
     }
+}
+
+fn is_leaving(user: &User) -> bool {
+    user.work == Work::Leaving
 }
 
 /// After how long the next look is due, if `interval` is usual where a quarter of all memory is left: the less is left, the sooner, and
