@@ -25,6 +25,7 @@ use wingbeat_net::recording;
 use wingbeat_net::seek;
 use wingbeat_net::services::HeadClient;
 use wingbeat_net::silence::Probing;
+use wingbeat_net::threads::on_a_thread;
 use wingbeat_process::HeadLink;
 use wingbeat_process::Prepared;
 use wingbeat_process::{Config, Io, Session};
@@ -357,9 +358,8 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
         },
     };
     let Found { head, others, cluster, ip, epoch } = find_head(text, &token).await?;
-    let executable = tokio::task::spawn_blocking(hash_own_executable).await;
-    let hash = executable
-        .map_err(|error| Error::Failed { what: "hashing the executable".into(), why: error.to_string() })??;
+    let hashed = on_a_thread("wingbeat-hash", hash_own_executable).await;
+    let hash = hashed.map_err(|error| Error::io("starting a thread that hashes the executable", &error))??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
     let own_store = options.own_store;
@@ -607,11 +607,12 @@ pub fn default_spill_dir() -> PathBuf {
     candidates.into_iter().find(is_disk).unwrap_or_else(std::env::temp_dir)
 }
 
-/// How much of its disk objects in this folder may take, which need not be there yet: half of what is free.
+/// How much of its disk objects in this folder may take, which need not be there yet: half of what is free, and no more than a file may have.
 pub fn default_spill_bytes(dir: &Path) -> u64 {
     let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
     let disk = dir.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok());
-    disk.map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize) / 2)
+    let half = disk.map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize) / 2);
+    half.min(getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -201,7 +201,15 @@ pub struct SpillError {
 impl SpillError {
     /// Whether the disk has no more room.
     pub(crate) fn is_full(&self) -> bool {
-        matches!(self.error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+        matches!(self.error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+    }
+
+    /// Whether what could not be read may be there all the same, as where a file server is away or memory is short for a moment.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
+        !matches!(self.error.kind(), InvalidData | NotFound | UnexpectedEof)
     }
 }
 
@@ -210,6 +218,9 @@ fn cause(error: &io::Error) -> String {
         io::ErrorKind::StorageFull => "the disk is full; free space there, or choose another --spill-dir".into(),
         io::ErrorKind::QuotaExceeded => {
             "the disk quota is used up; free space there, or choose another --spill-dir".into()
+        }
+        io::ErrorKind::FileTooLarge => {
+            "no file may be larger there (ulimit -f); raise that, or name a smaller --spill-limit".into()
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::NotFound => {
             format!("{error}; choose a --spill-dir that can be written")

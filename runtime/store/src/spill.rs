@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crc32c::{crc32c, crc32c_append};
 use parking_lot::Mutex;
@@ -21,6 +22,9 @@ use crate::table::SpillFile;
 mod blocks;
 
 use blocks::{BLOCK, BlockFile};
+
+/// How long it is waited before what could not be read is read again, each time.
+const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 
 /// Where one daemon's spilled objects lie. Touches no disk before the first one is written.
 #[derive(Debug)]
@@ -125,12 +129,22 @@ impl SpillSpace {
         }
     }
 
-    /// Reads an object's bytes back; they stay. `into` has the object's size.
+    /// Reads an object's bytes back; they stay. `into` has the object's size. Blocks for a moment, and reads again, where that may help.
     pub fn read(&self, object: SpillFile, into: &mut [u8]) -> Result<(), SpillError> {
-        self.read_checked(object, |file, written| {
-            file.read(into, written.extent.offset)?;
-            Ok(Some(crc32c(into)))
-        })
+        let mut pauses = PAUSES.iter();
+        loop {
+            let read = self.read_checked(object, |file, written| {
+                file.read(into, written.extent.offset)?;
+                Ok(Some(crc32c(into)))
+            });
+            match (read, pauses.next()) {
+                (Err(error), Some(pause)) if error.may_pass() => {
+                    tracing::warn!(%error, "it is read again in a moment");
+                    std::thread::sleep(*pause);
+                }
+                (read, _) => return read,
+            }
+        }
     }
 
     /// Reads an object's bytes one piece after the other, until one is refused. Only when all were read is it known that they

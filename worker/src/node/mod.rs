@@ -238,6 +238,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     .await?;
     let address = Address { steward: Some(Box::new(steward.address().clone())), ..listener.address().clone() };
     fits(config.store_bytes)?;
+    ignore_the_limit_of_files();
     let store = NodeStore::new(StoreConfig {
         capacity: config.store_bytes,
         spill_dir: config.spill_dir.clone(),
@@ -411,6 +412,18 @@ impl Daemon {
             }
             first
         });
+    }
+}
+
+/// A spill file that may not be larger is an error, and not the end; unless the program has a handler of its own.
+fn ignore_the_limit_of_files() {
+    // SAFETY: it is asked for what there is, into memory of that type, and no handler is installed that could run.
+    unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        let is_known = libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &raw mut before) == 0;
+        if is_known && before.sa_sigaction == libc::SIG_DFL {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        }
     }
 }
 

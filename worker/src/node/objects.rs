@@ -6,9 +6,10 @@ use std::time::Instant;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::Stored;
 use wingbeat_core::{ObjectId, ProcessId};
-use wingbeat_store::{AlreadyExists, CreateError, Extent, Full, GetError, NodeStore};
+use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError, NodeStore};
 
 use super::Daemon;
+use super::room::NoRoom;
 
 /// How often an object may vanish between its arrival and the look at it before it is given up: each time, somebody
 /// must have deleted it.
@@ -39,8 +40,8 @@ pub(super) enum Destination {
 
 /// Why there is no place for an object that is to be written.
 pub(super) enum NoPlace {
-    /// There is no room now.
-    Full(Full),
+    /// There may be some soon.
+    NoRoom(NoRoom),
     Failed(Error),
 }
 
@@ -92,8 +93,8 @@ impl Daemon {
                     wait.got();
                     return Ok(destination);
                 }
-                Err(NoPlace::Full(full)) => {
-                    let changed = wait.until_changed(&full, settled).await;
+                Err(NoPlace::NoRoom(lacking)) => {
+                    let changed = wait.until_changed(&lacking, settled).await;
                     changed.map_err(|why| self.store_full(object, why))?;
                 }
                 Err(NoPlace::Failed(error)) => return Err(error),
@@ -162,7 +163,10 @@ impl Daemon {
                     let unavailable = |why| Error::ObjectUnavailable { object, why: format!("{}: {why}", self.who.id) };
                     in_time.map_err(|why| NoPlace::Failed(unavailable(why)))?;
                 }
-                Err(CreateError::Full(full)) => return Err(NoPlace::Full(full)),
+                Err(CreateError::Full(full)) => return Err(NoPlace::NoRoom(full.into())),
+                Err(error @ CreateError::OutOfMemory { .. }) => {
+                    return Err(NoPlace::NoRoom(NoRoom::in_memory(&error)));
+                }
                 Err(error) => return Err(NoPlace::Failed(create_error(object, &error))),
             }
         }
@@ -219,10 +223,14 @@ impl Daemon {
                     return Ok((extent, new));
                 }
                 Err(GetError::Full(full)) => {
-                    let changed = wait.until_changed(&full, settled).await;
+                    let changed = wait.until_changed(&full.into(), settled).await;
                     changed.map_err(|why| self.store_full(object, why))?;
                 }
-                Err(error @ (GetError::OutOfMemory { .. } | GetError::Spill(_))) => {
+                Err(error @ GetError::OutOfMemory { .. }) => {
+                    let changed = wait.until_changed(&NoRoom::in_memory(&error), settled).await;
+                    changed.map_err(|why| self.store_full(object, why))?;
+                }
+                Err(error @ GetError::Spill(_)) => {
                     return Err(Error::StoreFull { what: object.to_string(), why: error.to_string() });
                 }
                 // This copy is of no use to anybody; perhaps there is another.

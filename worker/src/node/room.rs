@@ -1,5 +1,6 @@
 //! Waiting for room in the store. What others read or write cannot leave memory, but they are done at some time, and what cannot go to the disk
-//! is dropped at some time: whoever needs its room waits for that, longest where it will most likely help.
+//! is dropped at some time: whoever needs its room waits for that, longest where it will most likely help. Where the machine has no memory for it,
+//! somebody may give some back.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use super::Daemon;
 
 /// How long room is waited for that the process which needs it holds itself, or another that waits, too: it may only be copying, or two of its
 /// threads need what one after the other can have; or it has views, and would wait for itself. As long, where nobody holds what takes the room, and
-/// the disk has none: it may be dropped, as items of a stream are that its consumer has taken.
+/// the disk has none: it may be dropped, as items of a stream are that its consumer has taken. Where memory is short, whoever has taken most is ended soon.
 const OWN: Duration = Duration::from_secs(10);
 
 /// How often one may wait for its limit while others get room.
@@ -31,6 +32,25 @@ const APART: Duration = Duration::from_millis(1);
 
 /// No more rarely does one look that has waited for long, if something changes.
 const RAREST: Duration = Duration::from_millis(50);
+
+/// Why there is no room now.
+pub(super) struct NoRoom {
+    why: String,
+    held_by: HeldBy,
+}
+
+impl From<Full> for NoRoom {
+    fn from(full: Full) -> NoRoom {
+        NoRoom { held_by: full.held_by, why: full.to_string() }
+    }
+}
+
+impl NoRoom {
+    /// Memory is short.
+    pub(super) fn in_memory(why: &impl std::fmt::Display) -> NoRoom {
+        NoRoom { why: why.to_string(), held_by: HeldBy::Nobody }
+    }
+}
 
 /// Those that wait for room.
 pub(super) struct Room {
@@ -136,9 +156,13 @@ impl Wait<'_> {
     ///
     /// # Errors
     /// It takes too long: why there is no room.
-    pub(super) async fn until_changed(&mut self, full: &Full, settled: impl Future<Output = ()>) -> Result<(), String> {
-        let room = self.room;
-        let patience = room.patience(full.held_by, self.by);
+    pub(super) async fn until_changed(
+        &mut self,
+        lacking: &NoRoom,
+        settled: impl Future<Output = ()>,
+    ) -> Result<(), String> {
+        let (room, held_by) = (self.room, lacking.held_by);
+        let patience = room.patience(held_by, self.by);
         let now = Instant::now();
         if self.since.is_none() {
             room.waiting.fetch_add(1, Ordering::Relaxed);
@@ -146,7 +170,7 @@ impl Wait<'_> {
         }
         let begun = *self.since.get_or_insert(now);
         // Whoever holds it now has the whole time.
-        let holder = self.holder.filter(|(holder, _)| *holder == full.held_by).unwrap_or((full.held_by, now));
+        let holder = self.holder.filter(|(holder, _)| *holder == held_by).unwrap_or((held_by, now));
         self.holder = Some(holder);
         let mut left = room.left(patience, holder.1, begun);
         if left.is_zero() {
@@ -157,14 +181,14 @@ impl Wait<'_> {
         }
         if left.is_zero() {
             room.last.lock().gave_up = Some(now);
-            let waited = match full.held_by {
+            let waited = match held_by {
                 HeldBy::Nobody => "too little was dropped",
                 HeldBy::Asker if self.by != room.node => {
                     "the process that needs room holds it itself, as a view perhaps, or others do that wait, too, and let go of too little"
                 }
                 _ => "others read or write what takes the room, and let go of too little",
             };
-            return Err(format!("{full} ({waited} in {:.1?})", begun.elapsed()));
+            return Err(format!("{} ({waited} in {:.1?})", lacking.why, begun.elapsed()));
         }
         let others = room.waiting.load(Ordering::Relaxed).saturating_sub(1).min(100) as u32;
         let pause = (begun.elapsed() / 10).min(RAREST) + APART * others;
@@ -208,8 +232,9 @@ mod tests {
     const WORKER: ProcessId = ProcessId(2);
     const LIMIT: Duration = Duration::from_millis(50);
 
-    fn full(held_by: HeldBy) -> Full {
-        Full { needed: 9, capacity: 10, free: 1, pinned: 9, unsealed: 0, restoring: 0, spill_room: 10, held_by }
+    fn full(held_by: HeldBy) -> NoRoom {
+        let (unsealed, restoring) = (0, 0);
+        Full { needed: 9, capacity: 10, free: 1, pinned: 9, unsealed, restoring, spill_room: 10, held_by }.into()
     }
 
     fn room() -> Room {

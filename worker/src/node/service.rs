@@ -242,7 +242,10 @@ impl wingbeat_net::services::Node for NodeService {
 
     async fn fetch(self, _: Context, what: Fetch) -> Result<(Located, bool), Error> {
         let Fetch { object, stored, steward } = what;
+        // Before there is a copy: it may be made, and not be pinned.
+        self.note_owner(object, steward.clone());
         let (extent, new) = self.daemon.read(object, stored, self.peer).await?;
+        // Again: an owner of whom nothing is here is forgotten, and this may have waited.
         self.note_owner(object, steward);
         Ok((located(extent), new))
     }

@@ -57,6 +57,9 @@ const COPIES: usize = 64;
 /// The first pause before the same holders are asked again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
+/// After how long what could not be read from the disk is read again.
+const AGAIN: Duration = Duration::from_millis(200);
+
 /// How often somebody who creates an object looks whether the old one is gone from its memory.
 const GOING_LOOK: Duration = Duration::from_millis(20);
 
@@ -325,8 +328,8 @@ impl Daemon {
                             return Ok(copy);
                         }
                         // It has no turn while it waits: what others fetch may fit.
-                        Err(Failure::Place(NoPlace::Full(full))) => {
-                            let changed = wait.until_changed(&full, settled).await;
+                        Err(Failure::Place(NoPlace::NoRoom(lacking))) => {
+                            let changed = wait.until_changed(&lacking, settled).await;
                             changed.map_err(|why| self.store_full(object, why))?;
                             failing_since = None;
                             continue;
@@ -526,7 +529,7 @@ impl Daemon {
                 self.delete(vec![object]);
                 return wire.send(&ABSENT.to_le_bytes()).await;
             }
-            Ok(Err(error @ GetError::Full(_))) => {
+            Ok(Err(error @ (GetError::Full(_) | GetError::OutOfMemory { .. } | GetError::Spill(_)))) => {
                 waits?;
                 return match self.store.spilled(object) {
                     Some(spilled) => self.send_from_disk(spilled, object, wire).await,
@@ -557,17 +560,25 @@ impl Daemon {
         let sending = self.wait_for_disk("sending a spilled object", move || {
             // Not before the thread is there: from here on the reader waits for bytes.
             let mut sent = to.drain(&spilled.size.to_le_bytes());
-            let read = daemon.store.read_spilled(spilled, |piece| {
+            let mut read = daemon.store.read_spilled(spilled, |piece| {
                 sent = std::mem::replace(&mut sent, Ok(())).and_then(|()| to.drain(piece));
                 sent.is_ok()
             });
+            if let Err(Some(error)) = &read
+                && error.may_pass()
+            {
+                tracing::warn!(%error, %object, "it is read again in a moment");
+                std::thread::sleep(AGAIN);
+                // What can be read is sent when it is asked for again.
+                read = daemon.store.read_spilled(spilled, |_| true).and(Err(None));
+            }
             (read, sent)
         });
         let (read, sent) = sending.await.map_err(std::io::Error::other)?;
         match read {
             Ok(()) => sent,
             // The reader does not have all, and hears nothing more here.
-            Err(None) => Err(std::io::Error::other("it was moved while it was sent")),
+            Err(None) => Err(std::io::Error::other("it was moved, or not read at once, while it was sent")),
             Err(Some(error)) => {
                 tracing::warn!(%error, %object, "a copy on disk is lost");
                 self.delete(vec![object]);
