@@ -30,12 +30,26 @@ impl Meeting {
     fn meet(&self) {
         self.members.wait();
     }
+    /// Keeps the output for itself while it waits for another call.
+    fn waits_with_the_output(&self) -> Result<u32, Error> {
+        let _out = std::io::stdout().lock();
+        wingbeat::current_handle::<MeetingHandle>()?.answers().get_timeout_blocking(LIMIT)
+    }
+    fn answers(&self) -> u32 {
+        7
+    }
     /// Threads of this process that run calls, beside the main one.
     fn lanes(&self) -> usize {
         let threads = std::fs::read_dir("/proc/self/task").unwrap();
         let names = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).unwrap());
         names.filter(|name| name.starts_with("lane")).count()
     }
+}
+
+#[test]
+fn a_call_may_hold_the_output_while_it_waits_for_another_of_its_actor() {
+    let _local = Local::start(1);
+    assert_eq!(Meeting::remote().waits_with_the_output().get_timeout_blocking(2 * LIMIT).unwrap(), 7);
 }
 
 /// More than an actor has threads, and no multiple of those.

@@ -107,8 +107,10 @@ fn a_launch_without_descriptors_fails_after_a_while_and_says_so() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let set = |current| prlimit(node, Resource::Nofile, Rlimit { current, maximum }).unwrap();
     let usual = set(Some(3));
+    let begun = Instant::now();
     let error = Once::options().num_cpus(0.0).remote().pid().get_timeout_blocking(LIMIT).unwrap_err();
     assert!(error.to_string().contains("Too many open files"), "{error}");
+    assert!(begun.elapsed() >= Duration::from_millis(300), "it was waited for some");
     set(usual.current);
     assert_eq!(first.pid().get_blocking().unwrap(), before, "what lives is not disturbed");
     Once::options().num_cpus(0.0).remote().pid().get_blocking().unwrap();

@@ -59,11 +59,12 @@ pub(crate) fn become_child(variable: &str, value: &str, what: &str, run: fn(&str
 fn run(kind: &str, fds: &[RawFd]) -> io::Result<()> {
     match (kind, fds) {
         ("guard", [socket, listening @ ..]) => {
+            // Both are started by a path or a descriptor, by which they would be called in `top`.
+            let _ = rustix::thread::set_name(c"wingbeat-guard");
             let listening = listening.iter().map(|fd| start::inherited(*fd)).collect::<io::Result<_>>()?;
             guard::main(start::inherited(*socket)?, listening)
         }
         ("worker", [start, arena, page]) => {
-            // It was started from a descriptor, by whose number it would be called in `top`.
             let _ = rustix::thread::set_name(c"wingbeat-worker");
             wingbeat_process::memory_is(|| crate::machine::HERE.memory());
             let info = start::from_memfd(start::inherited(*start)?)?;

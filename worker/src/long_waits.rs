@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use wingbeat_core::ObjectId;
 use wingbeat_core::limits::limit;
+use wingbeat_net::threads::on_a_thread;
 use wingbeat_process::Session;
 
 /// So many are told of at a time.
@@ -46,7 +47,7 @@ pub(crate) async fn tell(session: Session, is_private: bool, show: impl Fn(&str)
             tokio::time::sleep(after / (LOOKS - 1)).await;
             // A walk over everything that the process has, which takes long when that is much.
             let process = session.process().clone();
-            let Ok(awaited) = tokio::task::spawn_blocking(move || process.awaited()).await else { continue };
+            let Ok(awaited) = on_a_thread("wingbeat-waits", move || process.awaited()).await else { continue };
             let (long, more) = seen.look(awaited);
             for id in long {
                 let why = match tokio::time::timeout(WHY, session.why(id)).await {

@@ -15,6 +15,7 @@
 //! - [`memory`]: what connections hold while they are quiet, and the allocator.
 //! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`panics`]: of the runtime's own tasks, which nobody may miss.
+//! - [`threads`]: work that may block.
 //! - [`recording`]: what a head or a node took in, or a process heard and said, in a file.
 //! - [`way`]: the way to the head, which may be started again.
 //! - [`sequence`] and [`link`]: one-way messages to a peer, in order and once, over any number of connections.
@@ -45,6 +46,7 @@ pub mod silence;
 mod socket;
 pub mod spin;
 mod stream;
+pub mod threads;
 pub mod transport;
 pub mod way;
 

@@ -3,8 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::threads::on_a_thread;
+
 /// How long freed memory is kept, since it may be needed again at once.
 pub const KEEP: Duration = Duration::from_secs(1);
+
+/// The name of a thread on which the allocator gives memory back.
+const TRIMS: &str = "wingbeat-trim";
 
 /// What a buffer may hold for good, in bytes.
 const LITTLE: usize = 256 << 10;
@@ -47,7 +52,7 @@ pub async fn give_back_now_and_then() {
     let mut floor = 0;
     loop {
         tokio::time::sleep(LOOK).await;
-        floor = tokio::task::spawn_blocking(move || give_back_above(floor)).await.unwrap_or(floor);
+        floor = on_a_thread(TRIMS, move || give_back_above(floor)).await.unwrap_or(floor);
     }
 }
 
@@ -108,7 +113,7 @@ pub fn trim_soon() {
     tokio::spawn(async move {
         tokio::time::sleep(KEEP).await;
         drop(planned);
-        let _ = tokio::task::spawn_blocking(trim).await;
+        let _ = on_a_thread(TRIMS, trim).await;
     });
 }
 

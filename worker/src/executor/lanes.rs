@@ -121,11 +121,12 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
     let is_alone = spec.groups.is_empty() && spec.max_concurrency == 1;
     for (name, most) in &spec.groups {
         if queue.starts_thread(name) {
-            let place = Place::of(spec.id, name, *most).into();
+            let place = Place::of(spec.id, name, *most).beside_other_groups().into();
             shared.start(&Group { name: name.clone(), place, is_alone: false }.into());
         }
     }
-    let place = Place::of(spec.id, DEFAULT_GROUP, spec.max_concurrency).into();
+    let place = Place::of(spec.id, DEFAULT_GROUP, spec.max_concurrency);
+    let place = if spec.groups.is_empty() { place } else { place.beside_other_groups() }.into();
     shared.run(&Group { name: DEFAULT_GROUP.to_owned(), place, is_alone }.into(), runtime);
     loop {
         let Some(thread) = shared.threads.lock().pop() else { break };

@@ -17,6 +17,7 @@ use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
+use wingbeat_net::threads::on_a_thread;
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{
     self, Actor, Become, ByGroup, Cancelled, GaveBack, Held, Next, Place, Refused, Takes, ThreadCalls,
@@ -491,8 +492,7 @@ impl Executor for Queue {
     fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>> {
         let runs = self.page.name();
         Box::pin(async move {
-            let looked = tokio::task::spawn_blocking(move || stacks::of_this_process(runs)).await;
-            let looked = looked.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+            let looked = on_a_thread("wingbeat-stacks", move || stacks::of_this_process(runs)).await.flatten();
             looked.map_err(|error| Error::io("looking at the threads of this process", &error))
         })
     }

@@ -196,9 +196,10 @@ impl<'a> Call<'a> {
         {
             **error = self.without_head(error);
         }
-        // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader. Not at home:
-        // the task that waits for this may have locked the output.
-        if !self.execution.at_home {
+        // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader. Not where another runs
+        // beside it, which may have locked the output, and wait for this.
+        let has_others = self.execution.place.as_ref().is_some_and(|place| place.has_others);
+        if !self.execution.at_home && !has_others {
             let _ = std::io::stdout().flush();
         }
         // What an interrupted call fails with is not the result of the one that its caller may have made again, and a stream that

@@ -28,8 +28,40 @@ static DESCRIPTORS_LIMIT: LazyLock<Duration> =
     LazyLock::new(|| limit("WINGBEAT_DESCRIPTORS_MS", Duration::from_secs(10)));
 const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
 
+/// Whether a launch that began then may succeed in a while: connections and files come and go.
+fn may_pass(error: &Error, begun: Instant) -> bool {
+    matches!(error, Error::OutOfDescriptors { .. }) && begun.elapsed() < *DESCRIPTORS_LIMIT
+}
+
 impl Daemon {
-    pub(super) fn launch(
+    /// Starts a worker process.
+    pub(super) fn launch(self: &Arc<Self>, pool: &mut Pool, process: ProcessId, job: Arc<JobSpec>, gpus: Vec<u32>) {
+        let create = || Page::create().map_err(|error| Error::io("making a worker process's page", &error));
+        let mut created = create();
+        if let Ok(page) = created {
+            return self.launch_with(pool, process, job, gpus, Arc::new(page));
+        }
+        let daemon = self.clone();
+        self.vital("waiting to start a worker process", async move {
+            let begun = Instant::now();
+            loop {
+                match created {
+                    Ok(page) => {
+                        let mut pool = daemon.pool.lock();
+                        if pool.state.is_wanted(process) {
+                            daemon.launch_with(&mut pool, process, job, gpus, Arc::new(page));
+                        }
+                        return;
+                    }
+                    Err(error) if may_pass(&error, begun) => tokio::time::sleep(DESCRIPTORS_PAUSE).await,
+                    Err(error) => return daemon.step(Event::NotStarted { process, error }),
+                }
+                created = create();
+            }
+        });
+    }
+
+    fn launch_with(
         self: &Arc<Self>,
         pool: &mut Pool,
         process: ProcessId,
@@ -57,10 +89,7 @@ impl Daemon {
             loop {
                 match daemon.clone().launch_process(process, &job, &gpus, &page).await {
                     Ok(()) => return,
-                    // Connections and files come and go.
-                    Err(Error::OutOfDescriptors { .. }) if begun.elapsed() < *DESCRIPTORS_LIMIT => {
-                        tokio::time::sleep(DESCRIPTORS_PAUSE).await;
-                    }
+                    Err(error) if may_pass(&error, begun) => tokio::time::sleep(DESCRIPTORS_PAUSE).await,
                     Err(error) => {
                         // It may be forgotten already, and then this is all that is left of it.
                         daemon.store.process_gone(process);

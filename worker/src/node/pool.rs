@@ -1,12 +1,11 @@
 //! The worker processes of a node: [`State`] decides about them, and this does what it says.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use wingbeat_core::error::Error;
 use wingbeat_core::limits::limit;
 use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::link::Link;
@@ -73,17 +72,13 @@ impl Daemon {
     }
 
     pub(super) fn step_with(self: &Arc<Self>, pool: &mut MutexGuard<'_, Pool>, event: Event) {
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            let now = pool.now();
-            for action in pool.state.step(now, event) {
-                events.extend(self.perform(pool, action));
-            }
+        let now = pool.now();
+        for action in pool.state.step(now, event) {
+            self.perform(pool, action);
         }
     }
 
-    /// Does something, and answers with what happened at once.
-    fn perform(self: &Arc<Self>, pool: &mut Pool, action: Action) -> Option<Event> {
+    fn perform(self: &Arc<Self>, pool: &mut Pool, action: Action) {
         match action {
             Action::ToHead(message) => self.head.link.send(message),
             Action::BeginJob(spec) => {
@@ -95,13 +90,7 @@ impl Daemon {
                 pool.logs.remove(&job);
                 self.executables.keep_only(|hash| pool.state.jobs().any(|job| job.spec.executable.hash == hash));
             }
-            Action::Launch { process, job, gpus } => match Page::create() {
-                Ok(page) => self.launch(pool, process, job, gpus, Arc::new(page)),
-                Err(error) => {
-                    let error = Error::io("making a worker process's page", &error);
-                    return Some(Event::NotStarted { process, error });
-                }
-            },
+            Action::Launch { process, job, gpus } => self.launch(pool, process, job, gpus),
             Action::Kill(process) => self.guard.kill(process),
             Action::Order { process, command, then } => {
                 if let Some(process) = pool.processes.get(&process) {
@@ -137,7 +126,6 @@ impl Daemon {
             }
             Action::Warn(text) => tracing::warn!("{text}"),
         }
-        None
     }
 
     /// Tells a worker process something, and the head something else once the process has it.

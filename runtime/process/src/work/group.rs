@@ -77,6 +77,8 @@ pub struct Place {
     pub group: Option<Box<str>>,
     /// How many calls may run there.
     pub room: Room,
+    /// Whether other calls may run beside one of it, there or in another group.
+    pub has_others: bool,
     beyond: Mutex<Beyond>,
 }
 
@@ -87,12 +89,18 @@ impl Place {
     }
 
     pub(super) fn with(actor: ActorId, group: Option<Box<str>>, room: Room) -> Place {
-        Place { actor, group, room, beyond: Mutex::default() }
+        Place { actor, group, room, has_others: room.calls > 1, beyond: Mutex::default() }
     }
 
     /// Of the calls of a group that may run so many.
     pub fn of(actor: ActorId, group: &str, most: u32) -> Place {
         Place::with(actor, Some(group.into()), Room { calls: most, threads: most.min(THREADS) })
+    }
+
+    /// The same, of an actor that has other groups.
+    #[must_use]
+    pub fn beside_other_groups(self) -> Place {
+        Place { has_others: true, ..self }
     }
 
     /// So many calls run beyond those that may. Said under the lock under which that is known. Whether there is less room than the head knows for those
