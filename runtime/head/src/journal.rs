@@ -59,9 +59,14 @@ enum Order {
     Copy { changes: Changes, replaces: bool, answer: oneshot::Sender<Result<(), String>> },
     /// A standby begins to follow.
     Feed,
+    /// Somebody wants to know whether it can be written.
+    Try(oneshot::Sender<Result<(), String>>),
     /// The file may grow to so many pages: a disk without room.
     #[cfg(test)]
     Limit(u32),
+    /// Nothing may be written to the file: a disk that is mounted to be read.
+    #[cfg(test)]
+    ReadOnly,
 }
 
 /// Where facts go.
@@ -152,8 +157,18 @@ impl Journal {
         let (failing, fails) = watch::channel(None);
         let feed = Arc::new(Feed::default());
         let (owed, fed) = (BTreeMap::new(), feed.clone());
-        let mut writer =
-            Writer { file, place: None, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
+        let mut writer = Writer {
+            file,
+            place: None,
+            count,
+            known: None,
+            runtime,
+            owed,
+            failing,
+            feed: fed,
+            is_to_feed: false,
+            is_to_try: false,
+        };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::Opens).map_err(failed)?;
         // By the path that was given, it is also seen when that leads elsewhere.
@@ -188,6 +203,13 @@ impl Journal {
     pub(crate) fn copy(&self, changes: Changes, replaces: bool) -> BoxFuture<'static, Result<(), Error>> {
         let (answer, written) = oneshot::channel();
         self.tell(Order::Copy { changes, replaces, answer });
+        Box::pin(told(written))
+    }
+
+    /// Whether it can be written: something is.
+    pub(crate) fn try_to_write(&self) -> BoxFuture<'static, Result<(), Error>> {
+        let (answer, written) = oneshot::channel();
+        self.tell(Order::Try(answer));
         Box::pin(told(written))
     }
 
@@ -230,6 +252,10 @@ impl Durable for Journal {
 
     fn feed(&self) {
         self.tell(Order::Feed);
+    }
+
+    fn why_it_fails(&self) -> Option<String> {
+        self.fails.borrow().clone()
     }
 }
 
@@ -549,6 +575,8 @@ struct Writer {
     feed: Arc<Feed>,
     /// A standby begins to follow, after this transaction.
     is_to_feed: bool,
+    /// The next transaction touches the disk, also where it changes nothing.
+    is_to_try: bool,
 }
 
 impl Writer {
@@ -561,7 +589,7 @@ impl Writer {
             let mut asked = Vec::new();
             let mut intended = Changes::new();
             // What changes nothing would be written without a touch of the disk, and says nothing of it.
-            let mut using = if self.is_failing() { Use::Tries } else { Use::GoesOn };
+            self.is_to_try = self.is_failing();
             match first {
                 Ok(first) => {
                     self.take_in(first, &mut intended, &mut asked);
@@ -576,11 +604,12 @@ impl Writer {
                     }
                 }
                 // Also where nothing is owed, it is tried whether there is room again: somebody may wait for a lease.
-                Err(mpsc::RecvTimeoutError::Timeout) => using = Use::Tries,
+                Err(mpsc::RecvTimeoutError::Timeout) => self.is_to_try = true,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return self.close();
                 }
             }
+            let using = if self.is_to_try { Use::Tries } else { Use::GoesOn };
             let written = self
                 .place
                 .as_ref()
@@ -663,6 +692,12 @@ impl Writer {
                 asked.push(answer);
             }
             Order::Feed => self.is_to_feed = true,
+            Order::Try(answer) => {
+                self.is_to_try = true;
+                asked.push(answer);
+            }
+            #[cfg(test)]
+            Order::ReadOnly => self.file.pragma_update(None, "query_only", true).unwrap(),
             #[cfg(test)]
             Order::Limit(pages) => {
                 self.file.pragma_update(None, "max_page_count", pages).unwrap();

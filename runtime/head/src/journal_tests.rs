@@ -362,6 +362,17 @@ async fn a_full_disk_refuses_what_is_asked_keeps_what_is_owed_and_is_forgotten_w
 }
 
 #[tokio::test]
+async fn whether_it_can_be_written_is_known_when_something_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(&dir.path().join("journal"), ClusterId(7)).unwrap();
+    journal.try_to_write().await.unwrap();
+    journal.tell(Order::ReadOnly);
+    journal.intend(Vec::new()).await.unwrap();
+    assert!(journal.try_to_write().await.is_err());
+    assert!(journal.why_it_fails().is_some());
+}
+
+#[tokio::test]
 async fn a_journal_that_cannot_be_written_says_so_until_it_can() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");

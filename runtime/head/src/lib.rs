@@ -136,6 +136,8 @@ impl Head {
         }
         // A port that somebody else has is found before anybody gives up something for this head.
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
+        // So is a folder that cannot be used.
+        let programs = Programs::beside(file)?;
         let token = config.token.clone();
         let asker = permission::Asker { token, cluster: config.cluster, epoch: remembered.epoch };
         let open = permission::open_among(&remembered.facts);
@@ -146,7 +148,7 @@ impl Head {
             FormerStandby::IsGone => asker.is_alone(&open).await?,
         }
         let nodes = permission::nodes_among(&remembered.facts);
-        let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
+        let shell = Self::go_on(programs, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
         let head = Self::serve_at(listener, config, shell);
         let shell = head.shell.clone();
         let looking = async move { shell.until_stopped(asker.ends_beside_another(&shell, &nodes)).await };
@@ -168,7 +170,7 @@ impl Head {
     /// promised.
     #[cfg(feature = "journal")]
     async fn go_on(
-        file: &std::path::Path,
+        programs: Programs,
         journal: journal::Journal,
         remembered: journal::Remembered,
         cluster: ClusterId,
@@ -185,7 +187,6 @@ impl Head {
             let nobody = state::Fact::Succession(Box::new(nobody));
             journal.intend(vec![nobody, state::Fact::NoEarlierSuccession, state::Fact::Leads]).await?;
         }
-        let programs = Programs::beside(file)?;
         let mut facts = remembered.cluster.map(|_| remembered.facts);
         let earlier = facts.as_mut().map(|facts| promise::of_earlier(facts, more));
         let grace = earlier.unwrap_or_default();

@@ -93,6 +93,12 @@ fn failed(what: &str, why: impl std::fmt::Display) -> Error {
     Error::Failed { what: format!("keeping the program of a detached actor ({what})"), why: why.to_string() }
 }
 
+/// Does something with the disk, on a thread that may wait for it.
+async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> std::io::Result<T> + Send + 'static) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(std::io::Error::other).flatten().map_err(|error| error.to_string())
+}
+
 fn is_hash(text: &str) -> bool {
     text.len() == HASH && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
@@ -175,8 +181,9 @@ impl Programs {
 
     async fn receive(&self, program: &Executable, from: &Giver) -> Result<Arc<File>, Error> {
         let failed = |why: String| failed(&program.path, why);
-        let io = |error: std::io::Error| failed(error.to_string());
-        let mut copy = Copy::begin(self.folder.as_deref(), &program.hash).map_err(io)?;
+        // Waiting for the disk must not stop the head.
+        let (folder, name) = (self.folder.clone(), program.hash.clone());
+        let mut copy = on_disk(move || Copy::begin(folder.as_deref(), &name)).await.map_err(failed)?;
         let mut hash = blake3::Hasher::new();
         let mut offset = 0;
         while offset < program.size {
@@ -185,16 +192,15 @@ impl Programs {
                 break;
             }
             hash.update(&chunk);
-            copy.file.write_all(&chunk).map_err(io)?;
             offset += chunk.len() as u64;
+            let writing = on_disk(move || copy.file.write_all(&chunk).map(|()| copy));
+            copy = writing.await.map_err(failed)?;
         }
         let got = hash.finalize().to_hex().to_string();
         if got != program.hash {
             return Err(failed(format!("its content has the hash {got}, and {} was announced", program.hash)));
         }
-        // Waiting for the disk must not stop the head.
-        let kept = tokio::task::spawn_blocking(move || copy.complete()).await;
-        kept.map_err(|error| failed(error.to_string()))?.map(Arc::new).map_err(io)
+        on_disk(move || copy.complete()).await.map(Arc::new).map_err(failed)
     }
 
     /// Lets go of all programs but these and those of creations that are under way.

@@ -43,4 +43,8 @@ impl Durable for Replicated {
     fn feed(&self) {
         self.journal.feed();
     }
+
+    fn why_it_fails(&self) -> Option<String> {
+        self.journal.why_it_fails()
+    }
 }

@@ -138,8 +138,8 @@ impl wingbeat_net::services::Head for Service {
         // It asks again when it was not told that it has.
         let (id, kept) = (node.id, running.kept);
         self.shell.learn_before(id, kept, self.knew).await;
-        // What runs on a node of which the standby does not know would not be waited for.
-        let _joining = self.shell.tell_standby_first(&node).await;
+        // What runs on a node of which the next head does not know would not be waited for.
+        let _joining = self.shell.write_down_first(&node).await;
         let joined = move |state: &mut State, now| match state.has_node(node.id) {
             true => (Ok(()), Vec::new()),
             false => (Ok(()), state.step(now, Event::NodeJoined(Box::new(node), running))),

@@ -60,6 +60,8 @@ pub(crate) trait Durable: Send + Sync {
     fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'static, Result<(), Error>>;
     /// Has a standby sent what is written, from now on, after all that is there.
     fn feed(&self);
+    /// Why nothing can be written now, if nothing can.
+    fn why_it_fails(&self) -> Option<String>;
 }
 
 /// What was made true is being written. Dropped before that is over (the request was given up), it waits for it all the

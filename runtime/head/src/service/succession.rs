@@ -18,7 +18,7 @@ use wingbeat_net::services::NodeClient;
 
 use super::{Shell, Stage, peers};
 use crate::feed::Feed;
-use crate::state::Fact;
+use crate::state::{Event, Fact};
 use crate::succession::leading::{Leading, Order};
 use crate::succession::{Clock, Millis, millis};
 
@@ -281,20 +281,23 @@ impl Shell {
         Some(StandbyState { address, is_current: voters.is_some(), voters: voters.unwrap_or(0) })
     }
 
-    /// Has the standby know of a node before anything runs there. What is returned is kept until it has joined: else it is forgotten.
-    pub(super) async fn tell_standby_first(self: &Arc<Self>, node: &NodeInfo) -> Option<Joining> {
+    /// Writes a node down before anything runs there, so that the next head and the standby know of it. What is returned is kept until it has joined:
+    /// else it is forgotten. Where it cannot be written, nothing is granted.
+    pub(super) async fn write_down_first(self: &Arc<Self>, node: &NodeInfo) -> Option<Joining> {
         let (Some(standby), Some(journal)) = (&self.standby, &self.journal) else { return None };
-        let is_new = !self.inside.lock().state.has_node(node.id);
-        let may_take_over = {
-            let leading = standby.leading.lock();
-            leading.waits_for_standby() || leading.standby().is_some()
+        // One that is back was written down, and how it is drained.
+        let is_new = {
+            let state = &self.inside.lock().state;
+            !state.has_node(node.id) && !state.is_awaited(node.id)
         };
-        if !is_new || !may_take_over {
+        if !is_new {
             return None;
         }
         let joining = Joining::begin(self, standby, node.id);
-        // Where it cannot be written, nothing is granted.
-        let _ = journal.intend(vec![Fact::Node(Box::new(node.clone()), None)]).await;
+        if journal.intend(vec![Fact::Node(Box::new(node.clone()), None)]).await.is_err() {
+            // Known before the node has joined, and not in a moment.
+            self.change(|state, now| ((), state.step(now, Event::JournalFails(journal.why_it_fails()))));
+        }
         Some(joining)
     }
 

@@ -31,6 +31,10 @@ struct Disk {
 impl Durable for Disk {
     fn feed(&self) {}
 
+    fn why_it_fails(&self) -> Option<String> {
+        self.is_full.load(Ordering::Relaxed).then(|| "it is full".into())
+    }
+
     fn write(&self, facts: Vec<Fact>) {
         self.written.lock().extend(facts);
     }

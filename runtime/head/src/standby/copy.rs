@@ -10,7 +10,6 @@ use wingbeat_net::messages::Facts;
 use super::{Standby, has_ended};
 use crate::files;
 use crate::journal::Changes;
-use crate::service::Durable as _;
 use crate::state::{Fact, FactKey};
 
 /// A copy of everything that comes over one connection.
@@ -106,7 +105,7 @@ impl Standby {
     pub(super) async fn keeps_its_file(&self) -> Result<(), Error> {
         let journal = self.journal.lock().clone();
         match journal {
-            Some(journal) => journal.intend(Vec::new()).await,
+            Some(journal) => journal.try_to_write().await,
             None => Err(has_ended()),
         }
     }

@@ -1,8 +1,7 @@
 //! A standby follows the head, over one connection after the other.
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wingbeat_core::ProcessId;
 use wingbeat_core::error::Error;
@@ -38,6 +37,11 @@ enum Ended {
     CannotWrite(Error),
 }
 
+fn does_not_write() -> Error {
+    let why = format!("the disk has not answered for {:?}", limits().head);
+    Error::Failed { what: "writing what the head has written".into(), why }
+}
+
 impl Standby {
     /// Follows the head over one connection after the other.
     pub(super) async fn follow(self: &Arc<Self>) -> Outcome {
@@ -53,7 +57,11 @@ impl Standby {
                     match ended {
                         Ended::Standby(outcome) => return outcome,
                         Ended::Connection => tracing::warn!("the connection to the head has ended; looking for it"),
-                        Ended::CannotWrite(error) => tokio::time::sleep(self.pause_after(&error)).await,
+                        Ended::CannotWrite(error) => {
+                            tokio::time::sleep(self.pause_after(&error)).await;
+                            // While the disk says nothing, what the head sends would only pile up.
+                            let _ = self.keeps_its_file().await;
+                        }
                     }
                 }
                 Ok(Err(error)) => {
@@ -113,7 +121,7 @@ impl Standby {
             let written_now = tokio::select! {
                 biased;
                 written = self.write(facts, &mut copying) => written,
-                never = self.say_that_it_writes(&client, asks, epoch, has_all) => match never {},
+                () = self.say_that_it_writes(&client, asks, epoch, has_all) => Err(does_not_write()),
             };
             if let Err(error) = written_now {
                 return Ended::CannotWrite(error);
@@ -128,9 +136,11 @@ impl Standby {
         }
     }
 
-    /// Follows as before while something is being written, which may take longer than a standby may be silent.
-    async fn say_that_it_writes(&self, head: &HeadClient, asks: Follow, epoch: Epoch, has_all: bool) -> Infallible {
-        loop {
+    /// Follows as before while something is being written, which may take longer than a standby may be silent. Where the head waits for that, it ends when
+    /// it takes as long as a head may take to answer.
+    async fn say_that_it_writes(&self, head: &HeadClient, asks: Follow, epoch: Epoch, has_all: bool) {
+        let begun = Instant::now();
+        while !has_all || begun.elapsed() < limits().head {
             tokio::time::sleep(limits().takeover / 4).await;
             let asked = self.now();
             // What it is sent, it is being sent again; and the end of the connection is found when it has written.

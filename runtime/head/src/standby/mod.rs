@@ -221,6 +221,7 @@ impl Standby {
         tracing::warn!("the standby takes over");
         let before = self.way.address();
         self.keeps_its_file().await?;
+        let programs = Programs::beside(&self.file)?;
         // The file is opened again as that of a head.
         self.close_journal().await;
         let (journal, mut remembered) = Journal::open(&self.file, self.cluster)?;
@@ -233,7 +234,7 @@ impl Standby {
         remembered.epoch = remembered.epoch.max(epoch);
         // The last head may lead until it notices that nobody supports it, and nodes that only it reaches go on as long after that.
         let more = limits().fence;
-        let shell = Head::go_on(&self.file, journal, remembered, self.cluster, more).await?;
+        let shell = Head::go_on(programs, journal, remembered, self.cluster, more).await?;
         let _ = self.leads.set(shell.clone());
         shell.vital(
             "telling the last head",

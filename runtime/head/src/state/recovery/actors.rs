@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::ActorSpec;
+use wingbeat_core::spec::{ActorSpec, ScopedName};
 use wingbeat_core::{ActorId, Incarnation, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::WorkerDeath;
 
@@ -176,9 +176,15 @@ impl State {
         let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
         let cost = next.0.saturating_sub(moves);
         let may_live = life.is_none() || spec.max_restarts == u32::MAX || cost <= spec.max_restarts;
-        let spec = Arc::unwrap_or_clone(spec);
+        let mut spec = Arc::unwrap_or_clone(spec);
         if !self.jobs.contains_key(&spec.job) {
             self.record(Fact::ActorGone(id));
+        } else if self.actors.is_taken(&spec)
+            && let Some(ScopedName { namespace, name }) = spec.name.take()
+        {
+            self.record(Fact::ActorGone(id));
+            self.insert_actor(spec, life.unwrap_or(next), moves, None);
+            self.bury_actor(id, Error::ActorNameTaken { namespace, name });
         } else if !spec.detached && !self.is_job_running(spec.job) {
             // What else there is of the job are detached actors.
             self.insert_actor(spec, life.unwrap_or(next), moves, None);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use wingbeat_core::spec::{ActorSpec, JobSpec, PlacementGroupSpec};
+use wingbeat_core::spec::{ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
 use wingbeat_core::{ActorId, NodeId, PlacementGroupId, ProcessId};
 use wingbeat_net::messages::NodeInfo;
 
@@ -20,6 +20,8 @@ struct Awaited {
     /// Processes that had something.
     owners: BTreeSet<ProcessId>,
     actors: BTreeMap<ActorId, Absent>,
+    /// Those of them that have a name.
+    names: BTreeMap<ScopedName, ActorId>,
     /// Bundles by the node on which they were.
     places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>>,
 }
@@ -102,6 +104,19 @@ impl State {
         if self.actors.knows(spec.id) {
             return;
         }
+        if let Some(name) = &spec.name {
+            // Two asked for it at a time, and the last head ended before it took back what it had written for the slower one.
+            let other = awaited.names.get(name).copied();
+            if let Some(other) = other {
+                let has_lived = |absent: &Absent| absent.life.is_some();
+                if life.is_none() || awaited.actors.get(&other).is_some_and(has_lived) {
+                    return self.facts.push(Fact::ActorGone(spec.id));
+                }
+                awaited.actors.remove(&other);
+                self.facts.push(Fact::ActorGone(other));
+            }
+            awaited.names.insert(name.clone(), spec.id);
+        }
         if !spec.detached {
             awaited.owners.insert(spec.owner.process);
         }
@@ -118,7 +133,7 @@ impl State {
     }
 
     fn await_what_may_come_back(&mut self, awaited: Awaited) {
-        let Awaited { nodes, drained_here, owners, actors, mut places } = awaited;
+        let Awaited { nodes, drained_here, owners, actors, names: _, mut places } = awaited;
         let here: Vec<NodeId> = places.keys().copied().filter(|node| self.nodes.get(*node).is_some()).collect();
         for node in here {
             let places = places.remove(&node).unwrap_or_default();

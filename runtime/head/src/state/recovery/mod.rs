@@ -201,7 +201,10 @@ impl State {
             self.never_back(node, AWAY);
         }
         self.tell_how_many_nodes();
-        for absent in recovering.actors.into_values() {
+        // One that has lived keeps its name.
+        let (have_lived, others): (Vec<_>, Vec<_>) =
+            recovering.actors.into_values().partition(|absent| absent.life.is_some());
+        for absent in have_lived.into_iter().chain(others) {
             self.lives_again(absent, &recovering.deaths);
         }
         for id in self.groups.ids() {

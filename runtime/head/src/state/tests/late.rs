@@ -646,6 +646,38 @@ fn the_end_of_an_actor_while_the_head_was_away_says_how_and_where_it_ended() {
     assert!(unknown.contains("on node-000000000002 while the head was away"), "{unknown}");
 }
 
+/// Two processes asked for an actor of one name at a time, and the head ended when it had written both down.
+fn both_of_one_name(lives: [Option<Incarnation>; 2]) -> Bench {
+    let kept = |id, life| {
+        let spec = ActorSpec { detached: true, max_restarts: 10, ..named(actor_of(DRIVER, id), "keeper") };
+        Fact::Actor(KeptActor { life, ..KeptActor::new(spec) })
+    };
+    let mut bench = recovered(vec![job(DRIVER), kept(5, lives[0]), kept(6, lives[1])]);
+    bench.node(1, cpus(4.0));
+    bench.driver(DRIVER);
+    bench
+}
+
+#[test]
+fn of_two_actors_of_one_name_that_were_written_down_one_lives() {
+    for (lives, lasts) in [([None, None], 5), ([None, Some(Incarnation(0))], 6), ([Some(Incarnation(0)), None], 5)] {
+        let mut bench = both_of_one_name(lives);
+        let gone = ActorId(11 - lasts);
+        assert!(bench.state.take_facts().iter().any(|fact| matches!(fact, Fact::ActorGone(id) if *id == gone)));
+        // Whoever asked for the other asks again.
+        let spec = ActorSpec { detached: true, ..named(actor_of(DRIVER, gone.0), "keeper") };
+        let (again, _) = bench.state.create_actor(0, spec.clone(), true);
+        assert_eq!(again.unwrap().id, ActorId(lasts));
+        assert!(matches!(bench.state.create_actor(0, spec, false).0, Err(Error::ActorNameTaken { .. })));
+        bench.holds(DRIVER, Vec::new(), Vec::new());
+        bench.tick(GRACE);
+        assert!(!bench.state.is_recovering());
+        let name = ScopedName { namespace: "test".into(), name: "keeper".into() };
+        assert_eq!(bench.state.find_actor(&name, JobId(DRIVER.0)).unwrap().id, ActorId(lasts));
+        bench.state.audit_all().unwrap();
+    }
+}
+
 #[test]
 fn an_actor_of_which_its_maker_tells_before_anybody_tells_of_its_job_begins() {
     let mut bench = Bench::empty();
