@@ -335,6 +335,34 @@ fn what_is_given_up_in_a_scope_is_dropped_in_its_session() {
 }
 
 #[test]
+fn a_session_that_was_shut_down_says_so_whatever_it_is_asked() {
+    let session = wingbeat::block_on(wingbeat::init().num_cpus(1).global(false).into_future()).unwrap();
+    assert_eq!(wingbeat::block_on(session.nodes()).unwrap().len(), 1);
+    session.shutdown_blocking();
+    let nodes = wingbeat::block_on(session.nodes()).unwrap_err();
+    let available = wingbeat::block_on(session.available_resources()).unwrap_err();
+    for error in [nodes, available] {
+        assert!(matches!(error, Error::SessionEnded { .. }), "{error:?}");
+        assert!(error.to_string().contains("shut down") && !error.to_string().contains("gone"), "{error}");
+    }
+}
+
+#[test]
+fn a_private_cluster_ends_also_where_whoever_ends_it_does_not_wait() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let session = runtime.block_on(wingbeat::init().num_cpus(1).global(false).into_future()).unwrap();
+    let nodes = runtime.block_on(session.nodes()).unwrap();
+    assert_eq!(nodes.len(), 1);
+    runtime.block_on(async {
+        let mut shutdown = std::pin::pin!(session.shutdown());
+        assert!(futures::poll!(&mut shutdown).is_pending());
+    });
+    while !session.is_over() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn what_a_program_has_put_is_there_when_another_program_of_its_machine_ends() {
     let cluster = TestCluster::start(0, 0).unwrap();
     let join = || {

@@ -363,7 +363,7 @@ fn a_task_that_was_moved_has_not_failed_where_its_node_is_gone_before_its_connec
     settle(&mut dispatch, 0);
     let mut out = Vec::new();
     dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, 1) }, 0, &mut out);
-    dispatch.node_died(NodeId(1), "it was drained (new kernel)", &mut out);
+    dispatch.node_died(NodeId(1), "it was drained (new kernel)", 0, &mut out);
     dispatch.connection_lost(ProcessId(101), 1, &mut out);
     assert!(said(out).failed.is_empty());
     assert_eq!(dispatch.queues.values().next().unwrap().ready.len(), 1);
@@ -537,7 +537,7 @@ fn a_queued_task_does_not_look_for_its_argument_on_a_node_that_has_died_since() 
         Arc::make_mut(&mut task.spec).args.push(stored(places));
         dispatch.submit(task, &mut Vec::new());
     }
-    dispatch.node_died(NodeId(1), "a test", &mut Vec::new());
+    dispatch.node_died(NodeId(1), "a test", 0, &mut Vec::new());
     // Of a node that has joined after that.
     dispatch.granted(Grant { node: StoreNode { node: NodeId(3), ..node() }, ..grant(1) }, 0, &mut Vec::new());
     let mut out = Vec::new();

@@ -22,7 +22,7 @@ impl Owner {
     fn place_item(self: &Arc<Self>, from: ProcessId, task: TaskId, index: u32, value: ObjectValue) {
         let mut place = Place::Nowhere;
         self.streams.look(task, |state| {
-            state.worker = Some(from);
+            state.is_sent_by(from);
             place = state.place_of(index);
         });
         match place {

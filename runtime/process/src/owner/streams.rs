@@ -24,12 +24,27 @@ pub(crate) struct State {
     /// How it ended, if not well. Given after the last item.
     pub error: Option<Error>,
     pub failed: bool,
-    /// Who sends the items.
-    pub worker: Option<ProcessId>,
+    /// Who sent the last item, and who did before that one. What an earlier attempt has sent may come late, between items of a later one.
+    senders: [Option<ProcessId>; 2],
     pub waker: Option<Waker>,
     /// There is no consumer any more. The stream is gone when it is over, too.
     is_forgotten: bool,
     left: Vec<Left>,
+}
+
+impl State {
+    /// Somebody has sent an item.
+    pub(super) fn is_sent_by(&mut self, sender: ProcessId) {
+        let [last, before] = &mut self.senders;
+        if *last != Some(sender) {
+            *before = last.replace(sender);
+        }
+    }
+
+    /// Those who are to know how many items were taken: who sends them is among these.
+    pub(crate) fn senders(&self) -> impl Iterator<Item = ProcessId> + use<> {
+        self.senders.into_iter().flatten()
+    }
 }
 
 /// Where an attempt that counts no more may have stored items that were never announced: a few from the beginning of the stream,
@@ -232,5 +247,27 @@ impl Streams {
             // The nodes delete what an owner that is gone has left.
             drop(self.failed(task, error.clone()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_sends_items_hears_what_was_taken_though_an_earlier_attempts_come_late() {
+        let (first, second, third) = (ProcessId(1), ProcessId(2), ProcessId(3));
+        let mut state = State::default();
+        for (sender, hear) in [
+            (first, vec![first]),
+            (second, vec![second, first]),
+            (first, vec![first, second]),
+            (first, vec![first, second]),
+        ] {
+            state.is_sent_by(sender);
+            assert_eq!(state.senders().collect::<Vec<_>>(), hear);
+        }
+        state.is_sent_by(third);
+        assert!(state.senders().any(|sender| sender == third));
     }
 }

@@ -407,6 +407,7 @@ impl Owner {
                     if let Some((_, unresolved)) = self.submission.unresolved.remove(&call.spec.id) {
                         unresolved.give_up();
                     }
+                    let error = self.for_want_of_descriptors(error);
                     self.settle_outputs(&call.spec, Outcome::Failed(Box::new(error)), None);
                 }
                 calls::Action::Answer { spec, error } => {
@@ -445,6 +446,9 @@ impl Owner {
                 Some(why) => Error::OutOfDescriptors { what: format!("{what}: connecting to {who}"), why },
                 None => Error::ContactLost { what, who, why, attempts },
             },
+            Error::ActorUnavailable { actor, class, cause } => {
+                Error::ActorUnavailable { actor, class, cause: Box::new(self.for_want_of_descriptors(*cause)) }
+            }
             error => error,
         }
     }
@@ -459,7 +463,7 @@ impl Owner {
     /// A node is gone with everything in its store, and with its worker processes.
     pub(crate) fn node_died(self: &Arc<Self>, node: NodeId, why: &str) {
         self.copies_lost_with(node, why);
-        self.with_core(|core, _, todo| core.dispatch.node_died(node, why, &mut todo.dispatch));
+        self.with_core(|core, now, todo| core.dispatch.node_died(node, why, now, &mut todo.dispatch));
     }
 
     /// The process is about to end: the worker processes that it has for nothing stay, with what they own.

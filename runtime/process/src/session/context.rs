@@ -215,12 +215,16 @@ impl Execution {
     }
 
     /// What it waits for, the CPUs of its process are used meanwhile, or are free.
-    pub fn cpus_are_free(&self, are_free: bool) {
+    pub fn cpus_are_free(self: &Arc<Self>, are_free: bool) {
         // Said under the lock, in order.
         let mut waits = self.waits.lock();
-        for message in waits.cpus_are_free(&self.waiter(), are_free) {
-            self.session.process().tell_head(message);
+        let messages = waits.cpus_are_free(&self.waiter(), are_free);
+        if messages.is_empty() {
+            return;
         }
+        messages.into_iter().for_each(|message| self.session.process().tell_head(message));
+        let later = waits.is_to_be_looked_at();
+        self.is_told(waits, later);
     }
 
     pub(crate) fn waiter(&self) -> Waiter<'_> {
@@ -266,14 +270,18 @@ impl Execution {
     }
 
     /// It waits for the consumer of its stream, and others run in its place, or it goes on. Meanwhile what else it waits for holds up nobody.
-    pub fn pauses(&self, pauses: bool) {
+    pub fn pauses(self: &Arc<Self>, pauses: bool) {
         self.waits_at_the_head(|waits, waiter| waits.pauses(waiter, pauses));
     }
 
-    fn waits_at_the_head(&self, change: impl FnOnce(&mut Waits, &Waiter<'_>) -> Option<HeadMessage>) {
+    fn waits_at_the_head(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut Waits, &Waiter<'_>) -> Option<(HeadMessage, bool)>,
+    ) {
         let mut waits = self.waits.lock();
-        if let Some(message) = change(&mut waits, &self.waiter()) {
+        if let Some((message, later)) = change(&mut waits, &self.waiter()) {
             self.session.process().tell_head(message);
+            self.is_told(waits, later);
         }
     }
 
@@ -344,7 +352,7 @@ impl Interrupt for Execution {
         self.tell(|_| {});
     }
 
-    fn has_less_room(&self) {
+    fn has_less_room(self: Arc<Self>) {
         self.waits_at_the_head(Waits::has_less_room);
     }
 
@@ -355,11 +363,8 @@ impl Interrupt for Execution {
         self.is_told(waits, later);
     }
 
-    fn tell_anew(&self) {
-        let mut waits = self.waits.lock();
-        if let Some(message) = waits.told_anew(&self.waiter()) {
-            self.session.process().tell_head(message);
-        }
+    fn tell_anew(self: Arc<Self>) {
+        self.waits_at_the_head(Waits::told_anew);
     }
 
     fn tell_if_it_lasts(self: Arc<Self>) -> bool {

@@ -58,6 +58,9 @@ impl Drop for Entered {
     }
 }
 
+/// Why a session is over whose program has ended it.
+const SHUT_DOWN: &str = "it was shut down";
+
 impl Session {
     /// The innermost entered session of this thread, else the one of the whole process.
     ///
@@ -155,6 +158,8 @@ impl Session {
         if mine {
             Session::set_global(None);
         }
+        let (done, finished) = tokio::sync::oneshot::channel();
+        let leaving = Leaving { process: process.clone(), done: Some(done) };
         if matches!(process.wire.who.role, Role::Driver(_)) {
             let is_over = process.is_over();
             if !is_over {
@@ -162,16 +167,8 @@ impl Session {
             }
             self.last_output(is_over).await;
         }
-        // Joining threads blocks; the caller's runtime must not.
-        let (done, finished) = tokio::sync::oneshot::channel();
-        let spawned = std::thread::Builder::new().name("wingbeat-shutdown".into()).spawn(move || {
-            process.shut_down("it was shut down");
-            let _ = done.send(());
-        });
-        match spawned {
-            Ok(_) => drop(finished.await),
-            Err(_) => self.process.shut_down("it was shut down"),
-        }
+        drop(leaving);
+        let _ = finished.await;
     }
 
     /// Waits, for a moment at most, until what this job's worker processes have printed was shown.
@@ -191,6 +188,27 @@ impl Session {
             note(
                 "some of what tasks and actors have printed last is not shown: it took too long to write it here, or an actor to end",
             );
+        }
+    }
+}
+
+/// A process that leaves its cluster. When this is dropped, it does: also where whoever waits for that gives up.
+struct Leaving {
+    process: Process,
+    /// Told when it has left.
+    done: Option<tokio::sync::oneshot::Sender<()>>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let (process, done) = (self.process.clone(), self.done.take());
+        // Joining threads blocks; the caller's runtime must not.
+        let spawned = std::thread::Builder::new().name("wingbeat-shutdown".into()).spawn(move || {
+            process.shut_down(SHUT_DOWN);
+            done.map(|done| done.send(()))
+        });
+        if spawned.is_err() {
+            self.process.shut_down(SHUT_DOWN);
         }
     }
 }

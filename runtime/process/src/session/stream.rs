@@ -143,8 +143,8 @@ impl StreamHandle {
         let index = state.taken;
         if let Some(handle) = state.items.remove(&index) {
             state.taken += 1;
-            if let Some(worker) = state.worker {
-                session.process().send_to(worker, Work::StreamTaken { task: self.task, count: state.taken }.into());
+            for sender in state.senders() {
+                session.process().send_to(sender, Work::StreamTaken { task: self.task, count: state.taken }.into());
             }
             return Poll::Ready(Some(Ok(handle)));
         }

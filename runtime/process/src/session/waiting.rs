@@ -90,7 +90,7 @@ impl Process {
 
     fn tell_of_room(&self) {
         let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
-        waits.iter().for_each(|waiting| waiting.has_less_room());
+        waits.into_iter().for_each(|waiting| waiting.has_less_room());
     }
 
     /// Whether some have not lasted yet, and are to be looked at again.

@@ -242,8 +242,8 @@ impl World {
     fn rejoin(&mut self, process: &Rc<Process>) {
         process.owner.rejoin();
         for execution in process.executions() {
-            let message = execution.waits.borrow_mut().told_anew(&execution.waiter());
-            if let Some(message) = message {
+            let told = execution.waits.borrow_mut().told_anew(&execution.waiter());
+            if let Some((message, _)) = told {
                 process.owner.outside.tell_head(&process.owner, message);
             }
         }

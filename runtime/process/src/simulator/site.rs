@@ -426,7 +426,7 @@ impl Stream {
             let index = state.taken;
             if let Some(handle) = state.items.remove(&index) {
                 state.taken += 1;
-                if let Some(worker) = state.worker {
+                for worker in state.senders() {
                     self.site.process.say(worker, Work::StreamTaken { task: self.task, count: state.taken }.into());
                 }
                 return Poll::Ready(Some(Ok(Ref::of(handle))));

@@ -46,11 +46,11 @@ pub(crate) trait Interrupt: Send + Sync {
     /// Its wait for `on` can never end.
     fn deadlocked(&self, on: TaskId, error: Error);
     /// There may be room for fewer where it runs.
-    fn has_less_room(&self);
+    fn has_less_room(self: Arc<Self>);
     /// The head asks what it waits for, if it still does.
     fn say_again(self: Arc<Self>, question: u64);
     /// The head does not know any more what is waited for.
-    fn tell_anew(&self);
+    fn tell_anew(self: Arc<Self>);
     /// Tells the head what is waited for if it was, and was not told, when this was called last. Answers whether it is to be called
     /// again.
     fn tell_if_it_lasts(self: Arc<Self>) -> bool;

@@ -323,6 +323,10 @@ impl Process {
     }
 
     fn head_is_lost(&self, head: &HeadLink) -> Error {
+        // Whoever leaves loses nothing.
+        if let Some(ended) = self.ended().filter(|_| self.is_shut_down()) {
+            return ended.clone();
+        }
         if head.is_stopped() {
             return Error::SessionEnded { why: "the cluster was stopped".into() };
         }

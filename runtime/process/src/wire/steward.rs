@@ -63,6 +63,7 @@ impl Steward {
     /// A node is gone with everything in its store.
     pub fn node_died(&self, node: NodeId) {
         self.process.owner.node_died(node, "its end was reported");
+        self.process.wire.deletions.forget(node);
     }
 
     /// Of these objects, whose owners have ended, those for which it answers. If their jobs are over, too, what nobody has said that

@@ -253,7 +253,7 @@ impl Waits {
     }
 
     /// Whether somebody is to begin to look: something is not told, or not for good.
-    fn is_to_be_looked_at(&mut self) -> bool {
+    pub(crate) fn is_to_be_looked_at(&mut self) -> bool {
         self.is_known() && self.has_more_to_tell() && !std::mem::replace(&mut self.is_told_later, true)
     }
 
@@ -291,25 +291,26 @@ impl Waits {
         Left::None(self.is_told.then_some(HeadMessage::Resumed { lease: of.lease, task: of.task }))
     }
 
-    /// It begins to wait for the consumer of its stream, or goes on: what the head is told.
-    pub(crate) fn pauses(&mut self, of: &Waiter<'_>, pauses: bool) -> Option<HeadMessage> {
+    /// It begins to wait for the consumer of its stream, or goes on: what the head is told, and whether somebody is to call [`Waits::told_later`] in a
+    /// while.
+    pub(crate) fn pauses(&mut self, of: &Waiter<'_>, pauses: bool) -> Option<(HeadMessage, bool)> {
         let is_news = self.is_paused != pauses && self.is_known();
         self.is_paused = pauses;
-        is_news.then(|| self.said_again(of))
+        is_news.then(|| (self.said_again(of), self.is_to_be_looked_at()))
     }
 
-    /// There is less room where it runs: what the head is told.
-    pub(crate) fn has_less_room(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
+    /// There is less room where it runs: as [`Waits::pauses`].
+    pub(crate) fn has_less_room(&mut self, of: &Waiter<'_>) -> Option<(HeadMessage, bool)> {
         if !self.is_known() || self.room == 0 {
             return None;
         }
         let is_as_told = self.room == of.place?.room_told(self.is_blocked);
-        (!is_as_told).then(|| self.said_again(of))
+        (!is_as_told).then(|| (self.said_again(of), self.is_to_be_looked_at()))
     }
 
-    /// What the head is told that does not know of it any more.
-    pub(crate) fn told_anew(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
-        self.is_known().then(|| self.told(of))
+    /// For a head that does not know of it any more: as [`Waits::pauses`].
+    pub(crate) fn told_anew(&mut self, of: &Waiter<'_>) -> Option<(HeadMessage, bool)> {
+        self.is_known().then(|| (self.told(of), self.is_to_be_looked_at()))
     }
 
     /// What the head is told that asks, since this looks stuck, and whether somebody is to call [`Waits::told_later`] in a while.

@@ -47,6 +47,10 @@ fn wait_in(later: Later) -> Option<Wait> {
     }
 }
 
+fn first(told: Option<(HeadMessage, bool)>) -> Option<HeadMessage> {
+    told.map(|(message, _)| message)
+}
+
 fn said(message: Option<HeadMessage>) -> Option<Wait> {
     match message {
         Some(HeadMessage::Waiting { wait, .. }) => Some(wait),
@@ -97,8 +101,8 @@ fn what_a_paused_stream_waits_for_beside_its_consumer_holds_up_nobody() {
     waits.begins(&[1], ASYNCHRONOUS);
     waits.begun(&waiter, false);
     assert!(waits.pauses(&waiter, false).is_none(), "that is no news");
-    assert_eq!(tasks_in(said(waits.pauses(&waiter, true))), Some(vec![]));
-    assert_eq!(tasks_in(said(waits.pauses(&waiter, false))), Some(vec![vec![1]]));
+    assert_eq!(tasks_in(said(first(waits.pauses(&waiter, true)))), Some(vec![]));
+    assert_eq!(tasks_in(said(first(waits.pauses(&waiter, false)))), Some(vec![vec![1]]));
 }
 
 #[test]
@@ -150,7 +154,7 @@ fn that_there_is_less_room_is_told_and_that_there_is_more_is_asked() {
     waits.begins(&[1], ASYNCHRONOUS);
     assert_eq!(room_in(said(Some(waits.begun(&waiter, false).0))), Some(2));
     assert!(place.runs_beyond(0));
-    assert_eq!(room_in(said(waits.has_less_room(&waiter))), Some(1));
+    assert_eq!(room_in(said(first(waits.has_less_room(&waiter)))), Some(1));
     assert!(waits.has_less_room(&waiter).is_none(), "it was told");
     assert!(!place.runs_beyond(2));
     assert_eq!(room_in(asked(&mut waits, &waiter)), Some(3));

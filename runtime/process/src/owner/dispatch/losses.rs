@@ -98,7 +98,7 @@ impl Dispatch {
 
     /// A node is gone with all its leases. Where a worker process is known to have ended before, that is the cause, and it
     /// is acted upon as soon as the connection has ended: what was moved away from the node has not failed.
-    pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
+    pub(crate) fn node_died(&mut self, node: NodeId, why: &str, now_ms: u64, out: &mut Vec<Action>) {
         self.dead_nodes.insert(node);
         let there = self.leases.iter().filter(|lease| lease.grant.node.node == node && lease.death.is_none());
         let lost: Vec<LeaseId> = there.map(|lease| lease.grant.lease).collect();
@@ -110,7 +110,7 @@ impl Dispatch {
                     false => Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned(), attempts: 1 },
                 };
                 if self.may_retry(&task, &error) {
-                    self.again(task, After::Failure);
+                    self.failed(task, error, now_ms);
                 } else {
                     out.push(Action::Fail { task, error });
                 }
