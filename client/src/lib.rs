@@ -27,6 +27,7 @@ mod actor;
 mod args;
 #[cfg(feature = "ndarray")]
 mod array;
+mod blocking;
 pub mod buffer;
 mod cluster;
 mod defaults;
@@ -51,6 +52,7 @@ pub use actor::{ActorHandle, ActorOptions, ActorRef};
 pub use args::IntoArg;
 #[cfg(feature = "ndarray")]
 pub use array::ArrayBuffer;
+pub use blocking::block_on;
 pub use cluster::{Explanation, Node, Subject};
 #[doc(hidden)]
 pub use defaults::with_defaults;
@@ -76,9 +78,9 @@ pub use wingbeat_core::spec::Exit;
 pub use wingbeat_core::spec::PlacementStrategy;
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
 pub use wingbeat_core::{Buffer, ByteSize, ErrorKind, InvalidByteSize, ProcessId};
+pub use wingbeat_process::ObjectView;
 pub use wingbeat_process::groups::Drained;
 pub use wingbeat_process::options::{UNLIMITED, without_retries};
-pub use wingbeat_process::{ObjectView, block_on};
 
 /// Makes a struct of numbers [`Plain`](trait@Plain), so that a [`Buffer`] of them goes into shared memory and is read there.
 ///

@@ -3,12 +3,18 @@
 
 mod common;
 
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use common::{Local, Started};
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
 use wingbeat::{Error, ErrorKind, ObjectRef, get_all_blocking, put, wait_blocking};
+
+/// Only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[wingbeat::remote]
 fn square(x: u64) -> u64 {
@@ -17,7 +23,6 @@ fn square(x: u64) -> u64 {
 
 #[wingbeat::remote]
 fn write_to_a_pipe_that_nobody_reads() -> bool {
-    use std::io::Write;
     let (reader, mut writer) = std::io::pipe().unwrap();
     drop(reader);
     writer.write_all(b"x").is_err()
@@ -42,6 +47,29 @@ where
 {
     tokio::task::yield_now().await;
     (items[..N].to_vec(), N)
+}
+
+/// Answers with a number of another task, and what it has heard over a socket.
+#[wingbeat::remote]
+fn asks_over_a_socket(address: SocketAddr, number: Vec<ObjectRef<u64>>) -> Result<(u64, String), Error> {
+    wingbeat::block_on(async {
+        let asked = tokio::spawn(async move {
+            let mut answer = String::new();
+            tokio::net::TcpStream::connect(address).await.unwrap().read_to_string(&mut answer).await.unwrap();
+            answer
+        });
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        Ok((number[0].get().await?, asked.await.unwrap()))
+    })
+}
+
+#[test]
+fn a_synchronous_task_blocks_on_timers_sockets_and_what_it_spawns() {
+    let _local = Local::start(1);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let asks = asks_over_a_socket::remote(listener.local_addr().unwrap(), vec![square::remote(3)]);
+    listener.accept().unwrap().0.write_all(b"hello").unwrap();
+    assert_eq!(asks.get_timeout_blocking(LIMIT).unwrap(), (9, "hello".to_owned()));
 }
 
 #[test]
