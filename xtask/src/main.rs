@@ -11,6 +11,7 @@ mod matrix;
 mod miri;
 mod package;
 mod python;
+mod room;
 mod simulate;
 mod soak;
 mod steps;

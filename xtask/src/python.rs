@@ -5,7 +5,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::room;
 use crate::steps::{root, step};
+
+/// What an environment takes while it is made.
+const GIB: u64 = 5;
 
 /// The interpreter of `.venv`, made if it is not there or was made from other requirements.
 pub(crate) fn interpreter() -> Result<PathBuf> {
@@ -27,6 +31,7 @@ pub(crate) fn environment(name: &str, requirements: &str, complete: bool) -> Res
     }
     let system = ["python3.11", "python3"].into_iter().find(|name| is_311(name));
     let Some(system) = system else { bail!("Python 3.11 is not on the PATH; install it and try again") };
+    room::ensure(GIB, &root, "the Python environment")?;
     eprintln!("   making {name} from {requirements}; this downloads much once");
     step("python environment", Command::new(system).args(["-m", "venv", "--clear"]).arg(&venv))?;
     let mut pip = Command::new(&python);

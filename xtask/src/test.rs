@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::compiling::compile;
 use crate::steps::{cargo, root, step};
-use crate::{package, python};
+use crate::{package, python, room};
 
 /// What the tests start as processes of their own.
 const BUILT: [&str; 12] = [
@@ -24,9 +24,19 @@ const BUILT: [&str; 12] = [
     "--examples",
 ];
 
+/// What all of it takes, from nothing, with the Python environment: measured.
+const GIB: u64 = 24;
+
 pub(crate) fn run(release: bool) -> Result<()> {
     if release {
         return of_release();
+    }
+    let root = root()?;
+    if !root.join("target/debug/wingbeat").exists()
+        && let Err(lacking) = room::ensure(GIB, &root, "what the tests build")
+    {
+        // It may do with less.
+        eprintln!("   {lacking:#}");
     }
     step("formatting", cargo(&["fmt", "--all", "--check"])?.arg("--quiet"))?;
     compile("lints", &cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?)?;
@@ -35,7 +45,7 @@ pub(crate) fn run(release: bool) -> Result<()> {
     package::run(&package::Package::default())?;
     compile("the command and the examples", &cargo(&BUILT)?)?;
     let python = python::interpreter()?;
-    let binary = root()?.join("target/debug/wingbeat");
+    let binary = root.join("target/debug/wingbeat");
     let tests = ["test", "--workspace", "--exclude", "xtask"];
     compile("build of the tests", cargo(&tests)?.args(["--quiet", "--no-run"]))?;
     let mut tests = cargo(&tests)?;
@@ -46,22 +56,22 @@ pub(crate) fn run(release: bool) -> Result<()> {
     }
     // What somebody has in use on this machine is none of the tests'.
     step("tests", tests.env("WINGBEAT_CONTEXT", "none").env("WINGBEAT_BIN", &binary).env("WINGBEAT_PYTHON", &python))?;
-    let mut soak = Command::new(root()?.join("target/debug/soak"));
+    let mut soak = Command::new(root.join("target/debug/soak"));
     step("soak of a minute", soak.args(["--minutes", "1"]).env("WINGBEAT_BIN", &binary))?;
     if is_root {
-        let mut chaos = Command::new(root()?.join("target/debug/chaos"));
+        let mut chaos = Command::new(root.join("target/debug/chaos"));
         step("chaos of a minute", chaos.args(["--minutes", "1", "--seed", "1"]).env("WINGBEAT_BIN", &binary))?;
     }
     for (what, arguments) in
         [("python lints", &["ruff", "check", "--quiet", "--no-cache"][..]), ("python types", &["mypy"])]
     {
         let mut check = Command::new(&python);
-        check.arg("-m").args(arguments).current_dir(root()?.join("python"));
+        check.arg("-m").args(arguments).current_dir(root.join("python"));
         // It would write beside the sources.
-        step(what, check.env("MYPY_CACHE_DIR", root()?.join("target/mypy")))?;
+        step(what, check.env("MYPY_CACHE_DIR", root.join("target/mypy")))?;
     }
     let mut pytest = Command::new(&python);
-    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(root()?.join("python"));
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(root.join("python"));
     pytest.env("WINGBEAT_BIN", &binary);
     step("python tests", &mut pytest)?;
     Ok(())
