@@ -102,12 +102,12 @@ fn an_idle_process_that_stays_is_not_asked_again_while_memory_is_short() {
 
 #[test]
 fn nobody_ends_while_one_leaves_that_gives_back_enough() {
-    let idle = [user(1, Work::Idle, 6 * GIB), task(2, 7, GIB)];
-    let leaving = [User { lease: None, ..user(1, Work::Leaving, 6 * GIB) }, task(2, 7, GIB)];
+    let idle = [user(1, Work::Idle, 6 * GIB), task(2, 7, 2 * GIB)];
+    let leaving = [User { lease: None, ..user(1, Work::Leaving, 6 * GIB) }, task(2, 7, 2 * GIB)];
     // It has taken all that it has a moment ago.
     let asked = || {
         let mut watch = Watch::default();
-        watch.look(0, &sample(5 * GIB, &[task(1, 7, GIB), task(2, 7, GIB)]));
+        watch.look(0, &sample(5 * GIB, &[task(1, 7, GIB), task(2, 7, 2 * GIB)]));
         assert_eq!(watch.look(1_000, &sample(9 * GIB, &idle)), Verdict::Retire(ProcessId(1)));
         assert_eq!(watch.look(1_025, &sample(9 * GIB, &leaving)), Verdict::Enough);
         watch
@@ -115,7 +115,7 @@ fn nobody_ends_while_one_leaves_that_gives_back_enough() {
     let mut watch = asked();
     assert_eq!(watch.look(1_050, &sample(9 * GIB + GIB / 4, &leaving)), Verdict::Enough);
     // Somebody takes what is left before it has left.
-    let taking = [leaving[0], task(2, 7, GIB + GIB / 4)];
+    let taking = [leaving[0], task(2, 7, 2 * GIB + GIB / 4)];
     assert_eq!(watch.look(1_075, &sample(9 * GIB + GIB / 4, &taking)), ends(2));
     // It does not leave, and has taken most.
     assert_eq!(asked().look(1_025 + LEAVING, &sample(9 * GIB, &leaving)), Verdict::End(ProcessId(1), None));
