@@ -7,12 +7,12 @@ use tokio::runtime::{Builder, EnterGuard, Handle, RuntimeFlavor};
 
 /// Blocks this thread until `future` is done, and gives what it gives. Works inside and outside of any tokio runtime.
 ///
-/// In a task, and in any runtime of one thread, `future` may wait for timers, sockets and what it gives to `tokio::spawn`: a thread serves these that
-/// the process has for that from then on. What is spawned there must not block. What was made before, such as a socket of an
-/// asynchronous constructor, is still served by this thread alone, and a future that waits for it never ends. What else is under way on this thread does
-/// not go on meanwhile, so asynchronous code should await instead.
+/// In a task, in any runtime of one thread, and in what was given to `tokio::spawn`, `future` may wait for timers, sockets and what it spawns itself: a
+/// thread serves these that the process has for that from then on. What is spawned there must not block, and a task that waits for it keeps its CPUs
+/// meanwhile. What was made before, such as a socket of an asynchronous constructor, is still served by this thread alone, and a future that waits for it
+/// never ends. What else is under way on this thread does not go on meanwhile, so asynchronous code should await instead.
 ///
-/// In a runtime of several threads, the others serve what `future` waits for. Outside of a runtime, tokio's timers and sockets panic.
+/// Elsewhere in a runtime of several threads, these serve what `future` waits for. Outside of a runtime, tokio's timers and sockets panic.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -32,7 +32,9 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 /// Where this thread may be the one that serves timers and sockets, and spawned tasks: while the answer lives, another serves those that begin here.
 fn served_elsewhere() -> Option<EnterGuard<'static>> {
     let current = Handle::try_current().ok()?;
-    (current.runtime_flavor() == RuntimeFlavor::CurrentThread).then(serving)?.map(Handle::enter)
+    // What a worker of a runtime spawns last waits for that very worker.
+    let is_this_thread = current.runtime_flavor() == RuntimeFlavor::CurrentThread || tokio::task::try_id().is_some();
+    is_this_thread.then(serving)?.map(Handle::enter)
 }
 
 /// The runtime of that other thread. None where the system has no thread or descriptor for it now.
@@ -94,6 +96,13 @@ mod tests {
             let runtime = runtime.enable_all().build().unwrap();
             assert_eq!(runtime.block_on(async { block_on(waits()) }), "echo");
         }
+    }
+
+    #[test]
+    fn what_is_spawned_goes_on_though_the_worker_that_spawned_it_is_blocked() {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let spawned = runtime.spawn(async { block_on(waits()) });
+        assert_eq!(runtime.block_on(spawned).unwrap(), "echo");
     }
 
     #[test]

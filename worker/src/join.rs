@@ -607,12 +607,11 @@ pub fn default_spill_dir() -> PathBuf {
     candidates.into_iter().find(is_disk).unwrap_or_else(std::env::temp_dir)
 }
 
-/// How much of its disk objects in this folder may take, which need not be there yet: half of what is free, and no more than a file may have.
+/// How much of its disk objects in this folder may take, which need not be there yet: half of what is free.
 pub fn default_spill_bytes(dir: &Path) -> u64 {
     let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
     let disk = dir.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok());
-    let half = disk.map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize) / 2);
-    half.min(getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX))
+    disk.map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize) / 2)
 }
 
 #[cfg(test)]

@@ -242,7 +242,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     let store = NodeStore::new(StoreConfig {
         capacity: config.store_bytes,
         spill_dir: config.spill_dir.clone(),
-        spill_capacity: config.spill_bytes,
+        spill_capacity: config.spill_bytes.min(may_be_spilled()),
         write_ahead_above: (config.store_bytes as f64 * config.spill_ahead) as u64,
     })
     .map_err(|error| not_made(config.store_bytes, &error))?
@@ -413,6 +413,11 @@ impl Daemon {
             first
         });
     }
+}
+
+/// Bytes of objects for which one file has room here: they lie in whole blocks, with gaps. What is above that is refused before the kernel does.
+fn may_be_spilled() -> u64 {
+    getrlimit(Resource::Fsize).current.map_or(u64::MAX, |largest| largest / 8 * 7)
 }
 
 /// A spill file that may not be larger is an error, and not the end; unless the program has a handler of its own.
