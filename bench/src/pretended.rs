@@ -13,10 +13,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Address, Executable, JobSpec, ScopedName};
-use wingbeat_core::{ActorId, Amount, JobId, NodeId, ObjectId, ProcessId, ResourceSet, TaskId};
+use wingbeat_core::{ActorId, Amount, ClusterId, JobId, NodeId, ObjectId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::Token;
-use wingbeat_net::address::{Listener, this_machine};
-use wingbeat_net::handshake::{Epoch, Hello, Resumes, Role};
+use wingbeat_net::address::{Listener, Stream, this_machine};
+use wingbeat_net::handshake::{Epoch, Hello, Resumes, Role, Welcome};
 use wingbeat_net::messages::{
     Ballot, ClusterState, Explanation, Fetch, HeadEvent, HeadMessage, Leadership, LeaseHolder, Located, LogLine,
     NodeInfo, NodeMessage, PeerMessage, Place, ProcessStacks, Running, RunningLease, Support, TaskStanding, Vote,
@@ -41,7 +41,7 @@ pub(crate) struct Cluster {
 type Was = Option<Epoch>;
 
 impl Cluster {
-    async fn dial(&self, role: Role, address: Address, was: Was) -> Result<(wingbeat_net::address::Stream, Was)> {
+    async fn dial(&self, role: Role, address: Address, was: Was) -> Result<(Stream, Was)> {
         let resumes = if was.is_some() { Resumes::Joined } else { Resumes::Nothing };
         let hello = Hello { address, role, resumes, epoch: was, ..Hello::of_tool() };
         let (stream, welcome) = seek::dial_head(&self.address, "the head", &self.token, hello).await?;
@@ -73,11 +73,11 @@ pub(crate) struct PretendedNode {
     was: Was,
     leases: Arc<Mutex<Vec<RunningLease>>>,
     connection: Option<mux::Connection>,
-    _listener: Listener,
 }
 
 impl PretendedNode {
-    pub(crate) async fn new(number: u64) -> Result<PretendedNode> {
+    /// Answers a head that asks before it has joined, as a head that is started again does.
+    pub(crate) async fn new(number: u64, token: Token) -> Result<PretendedNode> {
         let listener = listener(1_000_000 + number).await?;
         let info = NodeInfo {
             id: NodeId(number),
@@ -88,7 +88,10 @@ impl PretendedNode {
             devices: Vec::new(),
             store_bytes: 0,
         };
-        Ok(PretendedNode { info, was: None, leases: Arc::default(), connection: None, _listener: listener })
+        let cluster = ClusterId(0);
+        let welcome = Welcome { address: info.address.clone(), cluster, epoch: None, patience: None, stands_by: None };
+        tokio::spawn(listener.serve(token, welcome, |stream, _| drop(tokio::spawn(asked(stream)))));
+        Ok(PretendedNode { info, was: None, leases: Arc::default(), connection: None })
     }
 
     /// Joins the head with all that runs here.
@@ -114,6 +117,16 @@ impl PretendedNode {
     pub(crate) fn leave(&mut self) {
         self.connection.take().inspect(mux::Connection::close);
     }
+}
+
+/// Answers until the asker leaves.
+async fn asked(stream: Stream) {
+    let (connection, _, server) =
+        mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
+    let (says, _) = unbounded_channel();
+    let service = NodeService { leases: Arc::default(), says };
+    tokio::spawn(mux::serve(server, service.serve()));
+    connection.closed().await;
 }
 
 /// Says one batch after the other.

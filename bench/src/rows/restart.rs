@@ -68,8 +68,9 @@ pub(super) fn head_restart_100k_actors() -> Figures {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let job = JobId(1);
     let mut driver = runtime.block_on(PretendedDriver::new(job))?;
-    let mut nodes = runtime.block_on(try_join_all((1..=NODES).map(PretendedNode::new)))?;
     let mut cluster = Cluster { address: real.address().to_owned(), token: Token::new(&real.token()?) };
+    let nodes = (1..=NODES).map(|number| PretendedNode::new(number, cluster.token.clone()));
+    let mut nodes = runtime.block_on(try_join_all(nodes))?;
     runtime.block_on(async {
         driver.join(&cluster).await?;
         for node in &mut nodes {
