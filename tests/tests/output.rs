@@ -67,6 +67,33 @@ impl Drop for Parting {
     }
 }
 
+struct SaysItsProcess;
+
+#[wingbeat::actor]
+impl SaysItsProcess {
+    fn new() -> SaysItsProcess {
+        println!("pid {}", std::process::id());
+        SaysItsProcess
+    }
+    fn is_here(&self) {}
+}
+
+/// Ends an actor once the test has seen to it that its process stays, and stays until the test has seen what is said of that.
+fn drive_with_a_process_that_stays() {
+    wingbeat::init_blocking().unwrap();
+    let actor = SaysItsProcess::remote();
+    actor.is_here().get_blocking().unwrap();
+    let go_on = PathBuf::from(std::env::var(GO_ON).unwrap());
+    while !go_on.exists() {
+        std::thread::yield_now();
+    }
+    actor.actor().kill();
+    while go_on.exists() {
+        std::thread::yield_now();
+    }
+    wingbeat::shutdown_blocking();
+}
+
 fn drive(what: &str) {
     let init = wingbeat::init().num_cpus(1);
     wingbeat::block_on(std::future::IntoFuture::into_future(init)).unwrap();
@@ -292,4 +319,53 @@ fn a_program_on_a_cluster_without_nodes_says_so_at_once() {
         )),
         "{told}"
     );
+}
+
+/// Holds on to a thread of a process as a debugger does: the process does not end before it is let go of.
+struct Held(i32);
+
+impl Held {
+    fn a_thread_of(pid: i32) -> Held {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let mut threads = threads.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse::<i32>().unwrap());
+        let thread = threads.find(|thread| *thread != pid).unwrap();
+        // SAFETY: it takes no pointers.
+        assert_eq!(unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) }, 0, "{}", std::io::Error::last_os_error());
+        Held(thread)
+    }
+
+    fn let_go(self) {
+        let mut status = 0;
+        // SAFETY: the status is a number of this function's own.
+        assert_eq!(unsafe { libc::waitpid(self.0, &raw mut status, libc::__WALL) }, self.0);
+        assert!(libc::WIFSIGNALED(status));
+    }
+}
+
+#[test]
+fn a_killed_process_that_does_not_end_is_told_of_with_the_reason() {
+    if std::env::var_os(DRIVER).is_some() {
+        return drive_with_a_process_that_stays();
+    }
+    let cluster = TestCluster::start(1, 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let go_on = dir.path().join("go_on");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_killed_process_that_does_not_end_is_told_of_with_the_reason", "--nocapture"]);
+    command.env(DRIVER, "stays").env(GO_ON, &go_on);
+    command.env("WINGBEAT_ADDRESS", cluster.address()).env("WINGBEAT_TOKEN", cluster.token().unwrap());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let pid = lines.find_map(|line| line.rsplit_once("pid ")?.1.parse().ok()).expect("the actor says its process");
+    let held = Held::a_thread_of(pid);
+    std::fs::write(&go_on, "").unwrap();
+    let mut told = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let stays = told.find(|line| line.contains("has not ended")).expect("nothing is told");
+    let debugger = rustix::thread::gettid().as_raw_nonzero();
+    let because = format!("process {debugger} debugs it, and has not let go of it");
+    assert!(stays.contains(&format!("process {pid} was killed")) && stays.contains(&because), "{stays}");
+    held.let_go();
+    assert!(told.any(|line| line.contains(&format!("process {pid} has ended,"))), "its end is not told");
+    std::fs::remove_file(&go_on).unwrap();
+    assert!(child.wait().unwrap().success());
 }

@@ -22,6 +22,7 @@ mod exits;
 mod head;
 mod kept;
 mod launch;
+mod lingering;
 mod loans;
 mod memory;
 mod objects;

@@ -91,7 +91,10 @@ impl Daemon {
                 self.executables.keep_only(|hash| pool.state.jobs().any(|job| job.spec.executable.hash == hash));
             }
             Action::Launch { process, job, gpus } => self.launch(pool, process, job, gpus),
-            Action::Kill(process) => self.guard.kill(process),
+            Action::Kill(process) => {
+                self.guard.kill(process);
+                self.vital("seeing a process end", self.clone().follow_to_its_end(process));
+            }
             Action::Order { process, command, then } => {
                 if let Some(process) = pool.processes.get(&process) {
                     // It may be gone before it reads its orders: what it started earlier is not of this lease.

@@ -7,7 +7,7 @@ use dashmap::DashMap;
 use wingbeat_core::spec::{ActorSpec, ActorState};
 use wingbeat_core::{ActorId, Incarnation, NodeId, ObjectId, ProcessId};
 
-use crate::owner::object::Object;
+use crate::owner::object::{Handle, Object};
 
 /// An actor that was made here, and is not known to be dead.
 #[derive(Clone)]
@@ -27,6 +27,9 @@ pub(crate) struct Actors {
     /// By their handle object, whether that is ours or borrowed, until that is freed.
     held: DashMap<ObjectId, ActorId>,
     made: DashMap<ActorId, OwnActor>,
+    /// Of detached ones that were made here, and are not known to be dead. Nobody counts these, but their arguments must outlive the interest of whoever has
+    /// made them.
+    detached: DashMap<ActorId, Handle>,
 }
 
 impl Actors {
@@ -40,6 +43,24 @@ impl Actors {
     pub(crate) fn makes(&self, handle: &Object, spec: ActorSpec) {
         self.holds(handle, spec.id);
         self.made.insert(spec.id, OwnActor { spec: Arc::new(spec), life: None, moves: 0, place: None });
+    }
+
+    /// A detached actor was made.
+    pub(crate) fn keeps(&self, actor: ActorId, handle: Handle) {
+        self.detached.insert(actor, handle);
+    }
+
+    /// It needs its arguments no more.
+    pub(super) fn has_ended(&self, actor: ActorId) {
+        // Outside of the map: it may be the last to hold them.
+        let kept = self.detached.remove(&actor);
+        drop(kept);
+    }
+
+    /// The session is over.
+    pub(super) fn clear(&self) {
+        let detached: Vec<ActorId> = self.detached.iter().map(|kept| *kept.key()).collect();
+        detached.into_iter().for_each(|actor| self.has_ended(actor));
     }
 
     /// Whether this is the handle of an actor.
@@ -67,7 +88,10 @@ impl Actors {
                     };
                 }
             }
-            ActorState::Dead { .. } => drop(self.made.remove(&actor)),
+            ActorState::Dead { .. } => {
+                self.made.remove(&actor);
+                self.has_ended(actor);
+            }
             ActorState::Starting => {}
         }
     }
@@ -92,5 +116,26 @@ impl Actors {
     #[cfg(test)]
     pub(super) fn what_is_left(&self) -> Vec<String> {
         self.held.iter().map(|held| format!("{} by {}", held.value(), held.key())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::error::Error;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_of_a_detached_actor_are_kept_until_it_has_ended() {
+        let actors = Actors::default();
+        for id in [1, 2, 3].map(ActorId) {
+            actors.keeps(id, Handle::failed(Error::NoSession));
+        }
+        let cause = Box::new(Error::ActorEnded { by: "a kill".into() });
+        actors.is_now(ActorId(1), &ActorState::Dead { cause });
+        actors.has_ended(ActorId(2));
+        assert_eq!(actors.detached.iter().map(|kept| *kept.key()).collect::<Vec<_>>(), [ActorId(3)]);
+        actors.clear();
+        assert!(actors.detached.is_empty());
     }
 }

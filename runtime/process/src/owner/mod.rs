@@ -262,6 +262,7 @@ impl Owner {
     /// Lets go of everything, after the end. Small values that are here can still be read.
     pub(crate) fn clear(&self) {
         self.submission.close();
+        self.actors.clear();
         self.objects.clear(&self.over_error());
     }
 

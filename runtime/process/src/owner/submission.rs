@@ -504,6 +504,9 @@ impl Owner {
     /// hears that, no later life ends for it.
     pub(crate) fn kill_actor(self: &Arc<Self>, actor: ActorId, may_restart: bool) {
         let life = self.submission.look(|_, calls| calls.life_of(actor)).filter(|_| may_restart);
+        if !may_restart {
+            self.actors.has_ended(actor);
+        }
         self.tell_head(match life {
             Some(life) => HeadMessage::LifeOver { actor, life },
             None => HeadMessage::KillActor { actor, may_restart },

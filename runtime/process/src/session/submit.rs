@@ -394,8 +394,7 @@ impl Session {
             return self.actor_handle(class, info);
         }
         if detached {
-            // Nobody counts its handles, but its arguments must outlive this process's interest in it.
-            process.keep(Box::new(handle.clone()));
+            process.owner.actors.keeps(id, handle.clone());
         }
         Ok(ActorHandle::new(handle, id, class.id(), class.path.into(), detached)
             .with_limit(limit)

@@ -760,7 +760,7 @@ proptest! {
     #[test]
     fn whatever_happens_nothing_overlaps_moves_or_leaks(
         mark in prop_oneof![Just(0), Just(CAPACITY / 2), Just(CAPACITY)],
-        operations in prop::collection::vec(operation(), 1..300),
+        operations in prop::collection::vec(operation(), 1..if cfg!(miri) { 60 } else { 300 }),
     ) {
         let mut table = ObjectTable::new(CAPACITY, CAPACITY).writing_ahead_above(mark);
         (0..3).for_each(|by| table.attach(ProcessId(by)));
@@ -837,7 +837,8 @@ fn a_store_without_hope_looks_at_nothing() {
 
 /// 100,000 objects fill the store, were used in no order of their places, and every sixteenth is being written.
 fn hundred_thousand() -> ObjectTable {
-    const COUNT: u64 = 100_000;
+    // Under Miri each takes a tenth of a second.
+    const COUNT: u64 = if cfg!(miri) { 1_000 } else { 100_000 };
     let mut table = ObjectTable::new(COUNT.next_multiple_of(1024) * 64, u64::MAX);
     table.attach(ALICE);
     (0..COUNT).for_each(|n| _ = table.write(object(n), 64));
