@@ -232,7 +232,8 @@ impl wingbeat_net::services::Head for Service {
                 Err(gone) => (Err(gone), Vec::new()),
             }
         };
-        let made = self.shell.change_and_write(made, move |state, now| state.remove_placement_group(now, id)).await;
+        let made =
+            self.shell.change_and_write(made, move |state, now| state.placement_group_not_written(now, id)).await;
         made.map_err(|error| but(error, UNCHANGED))
     }
 

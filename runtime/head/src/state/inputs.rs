@@ -33,6 +33,8 @@ pub enum Input {
     CreateGroup(Box<PlacementGroupSpec>),
     /// See [`State::remove_placement_group`].
     RemoveGroup(PlacementGroupId),
+    /// See [`State::placement_group_not_written`].
+    GroupNotWritten(PlacementGroupId),
     /// See [`State::quota`].
     Quota(String, Option<ResourceSet>),
     /// See [`State::drain`].
@@ -98,11 +100,13 @@ impl State {
         spec: PlacementGroupSpec,
     ) -> (Result<PlacementGroupSpec, Error>, Vec<Action>) {
         self.begin(now, || Input::CreateGroup(Box::new(spec.clone())));
+        // Until the first time is written, nobody knows whether it can be.
+        let is_there = self.groups.get(spec.id).is_some();
         let answer = self.new_group(spec);
         let actions = self.act();
         // One that has its places was recorded with them.
         if let Ok(spec) = &answer
-            && !self.placed(spec.id)
+            && (is_there || !self.placed(spec.id))
         {
             self.record_group(spec.id);
         }
@@ -113,6 +117,13 @@ impl State {
     pub fn remove_placement_group(&mut self, now: Millis, group: PlacementGroupId) -> Vec<Action> {
         self.begin(now, || Input::RemoveGroup(group));
         self.group_removed(group);
+        self.act()
+    }
+
+    /// A placement group that was asked for could not be written.
+    pub fn placement_group_not_written(&mut self, now: Millis, group: PlacementGroupId) -> Vec<Action> {
+        self.begin(now, || Input::GroupNotWritten(group));
+        self.group_not_written(group);
         self.act()
     }
 
@@ -190,6 +201,7 @@ impl State {
             Input::CreateActor(spec, or_get) => self.create_actor(now, *spec, or_get).1,
             Input::CreateGroup(spec) => self.create_group(now, *spec).1,
             Input::RemoveGroup(group) => self.remove_placement_group(now, group),
+            Input::GroupNotWritten(group) => self.placement_group_not_written(now, group),
             Input::Quota(namespace, limit) => self.quota(now, &namespace, limit),
             Input::Drain(node, within, why, stops) => self.drain(now, node, within, why, stops).1,
             Input::Returns(until) => self.somebody_returns(now, until),

@@ -18,8 +18,12 @@ use crate::state::{State, gangs};
 impl State {
     /// Makes a placement group.
     pub(in crate::state) fn new_group(&mut self, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
-        if let Some(known) = self.groups.groups.get(&spec.id) {
+        if let Some(known) = self.groups.groups.get_mut(&spec.id) {
+            known.asked += 1;
             return Ok(known.spec.clone());
+        }
+        if let Some(cause) = self.groups.gone.get(&spec.id) {
+            return Err(cause.clone());
         }
         check(&spec)?;
         if !self.is_job_running(spec.job) {
@@ -238,10 +242,50 @@ impl State {
     /// Removes a group: what runs in it is ended, and what it reserved is given back. Nothing happens when it is gone
     /// already.
     pub(in crate::state) fn remove_group(&mut self, id: PlacementGroupId, cause: Error, why: &str) {
-        let Some(group) = self.groups.groups.get(&id) else { return };
-        let job = group.spec.job;
+        let Some((spec, mut told)) = self.free_group(id, why) else { return };
+        if !spec.detached {
+            // Whoever has removed it: its maker stays for it, and may not watch it.
+            told.insert(spec.owner.process);
+        }
+        self.tell_of_end(id, told, &cause);
+        self.groups.gone.insert(id, cause);
+        self.groups.gone_order.push_back(id);
+        if self.groups.gone_order.len() > TOMBSTONES
+            && let Some(oldest) = self.groups.gone_order.pop_front()
+        {
+            self.groups.gone.remove(&oldest);
+        }
+    }
+
+    /// That somebody asked for a group could not be written, and is answered with an error. The group is removed unless somebody has asked for
+    /// it again meanwhile, as a process does whose connection broke before the answer. Its maker is not told, and nothing is kept of it: it may
+    /// ask once more.
+    pub(in crate::state) fn group_not_written(&mut self, id: PlacementGroupId) {
+        let Some(group) = self.groups.groups.get_mut(&id) else { return };
+        group.asked = group.asked.saturating_sub(1);
+        if group.asked > 0 {
+            return;
+        }
+        let (maker, title) = (group.spec.owner.process, group.spec.title());
+        let why = "could not be written to the head's journal";
+        let Some((_, mut told)) = self.free_group(id, why) else { return };
+        told.remove(&maker);
+        let gone = Error::PlacementGroupGone { what: "what needs it".into(), group: title, why: why.into() };
+        self.tell_of_end(id, told, &gone);
+    }
+
+    fn tell_of_end(&mut self, id: PlacementGroupId, told: BTreeSet<ProcessId>, cause: &Error) {
+        for watcher in told {
+            let state = PlacementGroupState::Gone { cause: Box::new(cause.clone()) };
+            self.tell(watcher, HeadEvent::PlacementGroup { group: id, state });
+        }
+    }
+
+    /// Ends what runs in a group, and gives back what it reserved. Answers with what it was, and who watched it.
+    fn free_group(&mut self, id: PlacementGroupId, why: &str) -> Option<(PlacementGroupSpec, BTreeSet<ProcessId>)> {
+        let job = self.groups.groups.get(&id)?.spec.job;
         self.evict(id, why);
-        let Some(group) = self.groups.groups.remove(&id) else { return };
+        let group = self.groups.groups.remove(&id)?;
         self.queue.remove(Waiter::Group(id));
         self.end_reservation(Waiter::Group(id));
         for (index, placed) in group.placed.into_iter().enumerate() {
@@ -274,24 +318,9 @@ impl State {
         if self.groups.by_job.get_mut(&job).is_some_and(forget) {
             self.groups.by_job.remove(&job);
         }
-        let mut told = group.watchers;
-        if !group.spec.detached {
-            // Whoever has removed it: its maker stays for it, and may not watch it.
-            told.insert(group.spec.owner.process);
-        }
-        for watcher in told {
-            let state = PlacementGroupState::Gone { cause: Box::new(cause.clone()) };
-            self.tell(watcher, HeadEvent::PlacementGroup { group: id, state });
-        }
-        self.groups.gone.insert(id, cause);
-        self.groups.gone_order.push_back(id);
-        if self.groups.gone_order.len() > TOMBSTONES
-            && let Some(oldest) = self.groups.gone_order.pop_front()
-        {
-            self.groups.gone.remove(&oldest);
-        }
         self.record(Fact::GroupGone(id));
         self.job_holds(job, -1);
+        Some((group.spec, group.watchers))
     }
 
     /// The user has no more use for a group.

@@ -58,6 +58,8 @@ pub(super) struct Group {
     was_possible: bool,
     /// Processes that are told of each change, until they are lost.
     watchers: BTreeSet<ProcessId>,
+    /// How often it was asked for, less how often that could not be written.
+    asked: u32,
 }
 
 pub(super) struct Placed {
@@ -302,7 +304,16 @@ impl Group {
     fn new(spec: PlacementGroupSpec, requirements: Vec<Vec<RequirementId>>, sum: RequirementId) -> Group {
         let count = spec.bundles.len();
         let placed = (0..count).map(|_| None).collect();
-        Group { requirements, sum, placed, missing: count, was_possible: false, watchers: BTreeSet::new(), spec }
+        Group {
+            requirements,
+            sum,
+            placed,
+            missing: count,
+            was_possible: false,
+            watchers: BTreeSet::new(),
+            asked: 1,
+            spec,
+        }
     }
 
     /// The same group, with its places, among other nodes.

@@ -183,6 +183,46 @@ fn the_creator_of_a_group_hears_that_somebody_else_has_removed_it() {
 }
 
 #[test]
+fn a_group_that_could_not_be_written_can_be_asked_for_again() {
+    let mut bench = cluster(1, cpus(4.0));
+    let spec = group_of(DRIVER, 1, Pack, &[cpus(3.0)]);
+    for _ in 0..2 {
+        bench.group(spec.clone()).unwrap();
+        assert!(bench.places(1).is_some(), "another has its place");
+        let actions = bench.state.placement_group_not_written(bench.now, PlacementGroupId(1));
+        bench.take_in(actions);
+        assert!(!bench.group_states(1).iter().any(|state| matches!(state, PlacementGroupState::Gone { .. })));
+    }
+    assert!(bench.state.groups.get(PlacementGroupId(1)).is_none());
+}
+
+#[test]
+fn a_group_that_was_asked_for_again_before_it_could_not_be_written_stays() {
+    let mut bench = cluster(1, cpus(4.0));
+    let spec = group_of(DRIVER, 1, Pack, &[cpus(3.0)]);
+    bench.group(spec.clone()).unwrap();
+    // The connection broke before the answer.
+    bench.group(spec).unwrap();
+    for is_there in [true, false] {
+        let actions = bench.state.placement_group_not_written(bench.now, PlacementGroupId(1));
+        bench.take_in(actions);
+        assert_eq!(bench.state.groups.get(PlacementGroupId(1)).is_some(), is_there);
+    }
+}
+
+#[test]
+fn a_group_that_somebody_has_removed_is_not_made_again() {
+    let mut bench = cluster(1, cpus(4.0));
+    let spec = group_of(DRIVER, 1, Pack, &[cpus(3.0)]);
+    bench.group(spec.clone()).unwrap();
+    bench.remove_group(1);
+    let error = bench.group(spec).unwrap_err();
+    assert!(error.to_string().contains("was removed"), "{error}");
+    bench.demand(OTHER, cpus(4.0), 1);
+    assert_eq!(bench.ready().len(), 1, "nothing is held by it");
+}
+
+#[test]
 fn groups_end_with_their_creator_unless_they_are_detached() {
     let mut bench = cluster(1, cpus(4.0));
     bench.group(group_of(DRIVER, 1, Pack, &[cpus(1.0)])).unwrap();
