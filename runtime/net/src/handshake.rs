@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! acceptor → dialler   WINGBEAT <protocol: u32> <release: 16>  [nonce: 32]
-//! dialler → acceptor   WINGBEAT <protocol: u32> <release: 16>  [nonce: 32] [proof: 32]  Hello
+//! dialler → acceptor   WINGBEAT <protocol: u32> <release: 16>  [nonce: 32] [proof: 32]  Hello  [proof of the Hello: 32]
 //! acceptor → dialler   Answer: Welcome with proof, or why not
 //! ```
 //!
 //! The eight letters, the number and the release have the same form in every version, so that versions which cannot talk
-//! can at least say so. Nothing else of the dialler is decoded before its proof was checked. The proof is BLAKE3, keyed by the token, over both nonces: the token itself never
-//! crosses the wire, and neither side can replay the other's words.
+//! can at least say so. Nothing else of the dialler is decoded before its proof was checked. The proof is BLAKE3, keyed by the token, over both nonces, and a second one
+//! over what that side says of itself, too: the token itself never crosses the wire, neither side can replay the other's words, and whoever passes them on can change nothing in them.
 
 use std::fmt;
 use std::io;
@@ -130,12 +130,14 @@ impl Token {
         ClusterId(u64::from_le_bytes(first))
     }
 
-    fn proof(&self, side: &str, first: &[u8; 32], second: &[u8; 32]) -> [u8; 32] {
+    /// Of what a side says, after the nonces of the other and its own.
+    fn proof(&self, side: &str, first: &[u8; 32], second: &[u8; 32], says: &[u8]) -> [u8; 32] {
         let key = blake3::derive_key("wingbeat 2026 connection token", self.text.as_bytes());
         let mut hash = blake3::Hasher::new_keyed(&key);
         hash.update(side.as_bytes());
         hash.update(first);
         hash.update(second);
+        hash.update(says);
         *hash.finalize().as_bytes()
     }
 }
@@ -269,7 +271,11 @@ impl Epoch {
 
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    Welcome { welcome: Box<Welcome>, proof: [u8; 32] },
+    /// A [`Welcome`] as it is encoded, of which that is the proof.
+    Welcome {
+        welcome: Vec<u8>,
+        proof: [u8; 32],
+    },
     Refused(String),
 }
 
@@ -330,29 +336,38 @@ fn objection(protocol: u32, release: &str) -> String {
     }
 }
 
-async fn send<T: Serialize>(stream: &mut Stream, prefix: &[u8], message: &T) -> io::Result<()> {
+fn encoded<T: Serialize>(message: &T) -> io::Result<BytesMut> {
     let mut body = BytesMut::new();
     codec::encode_message(message, &mut body).map_err(io::Error::other)?;
-    let mut out = Vec::with_capacity(prefix.len() + 4 + body.len());
+    Ok(body)
+}
+
+async fn send(stream: &mut Stream, prefix: &[u8], body: &[u8], seal: &[u8]) -> io::Result<()> {
+    let mut out = Vec::with_capacity(prefix.len() + 4 + body.len() + seal.len());
     out.extend_from_slice(prefix);
     out.extend_from_slice(&(body.len() as u32).to_le_bytes());
-    out.extend_from_slice(&body);
+    out.extend_from_slice(body);
+    out.extend_from_slice(seal);
     stream.write_all(&out).await
 }
 
-async fn receive<T: serde::de::DeserializeOwned>(stream: &mut Stream) -> io::Result<T> {
+async fn receive(stream: &mut Stream) -> io::Result<Bytes> {
     let len = stream.read_u32_le().await? as usize;
     if len > HELLO_LIMIT {
         return Err(io::Error::other(format!("an introduction of {len} bytes")));
     }
     let mut body = vec![0; len];
     stream.read_exact(&mut body).await?;
-    codec::decode_message(Bytes::from(body)).map_err(io::Error::other)
+    Ok(Bytes::from(body))
+}
+
+fn decoded<T: serde::de::DeserializeOwned>(body: Bytes) -> io::Result<T> {
+    codec::decode_message(body).map_err(io::Error::other)
 }
 
 /// Says why not, and lets the other side read it.
 async fn refuse(mut stream: Stream, why: String) -> io::Result<(Stream, Hello)> {
-    send(&mut stream, &[], &Answer::Refused(why.clone())).await?;
+    send(&mut stream, &[], &encoded(&Answer::Refused(why.clone()))?, &[]).await?;
     stream.shutdown().await?;
     let rest = async {
         let mut unread = [0; 1024];
@@ -392,14 +407,27 @@ pub async fn accept(mut stream: Stream, token: &Token, welcome: Welcome) -> io::
     let (their_nonce, their_proof) = rest.split_at(32);
     let mut peer_nonce = [0; 32];
     peer_nonce.copy_from_slice(their_nonce);
-    let expected = token.proof("dialler", &nonce, &peer_nonce);
+    let expected = token.proof("dialler", &nonce, &peer_nonce, &[]);
     if !bool::from(expected.ct_eq(their_proof)) {
         let why = format!("{TOKEN_IS_WRONG}; give both sides the same one with --token-file or WINGBEAT_TOKEN");
         return refuse(stream, why).await;
     }
-    let hello: Hello = match receive(&mut stream).await {
+    let mut seal = [0; 32];
+    let says = match receive(&mut stream).await {
+        Ok(says) => stream.read_exact(&mut seal).await.map(|_| says),
+        Err(error) => Err(error),
+    };
+    let unreadable = |error: io::Error| format!("its introduction cannot be read: {error}");
+    let says = match says {
+        Ok(says) => says,
+        Err(error) => return refuse(stream, unreadable(error)).await,
+    };
+    if !bool::from(token.proof("dialler says", &nonce, &peer_nonce, &says).ct_eq(&seal)) {
+        return refuse(stream, "its introduction was changed on the way".into()).await;
+    }
+    let hello: Hello = match decoded(says) {
         Ok(hello) => hello,
-        Err(error) => return refuse(stream, format!("its introduction cannot be read: {error}")).await,
+        Err(error) => return refuse(stream, unreadable(error)).await,
     };
     if hello.version != RELEASE {
         let theirs = hello.version.escape_debug();
@@ -412,8 +440,9 @@ pub async fn accept(mut stream: Stream, token: &Token, welcome: Welcome) -> io::
         return refuse(stream, format!("this process belongs to {}, not to {theirs}", welcome.cluster)).await;
     }
     let this = welcome.address.process;
-    let proof = token.proof("acceptor", &peer_nonce, &nonce);
-    send(&mut stream, &[], &Answer::Welcome { welcome: Box::new(welcome), proof }).await?;
+    let welcome = encoded(&welcome)?.to_vec();
+    let proof = token.proof("acceptor", &peer_nonce, &nonce, &welcome);
+    send(&mut stream, &[], &encoded(&Answer::Welcome { welcome, proof })?, &[]).await?;
     match hello.to {
         // It learns from the welcome that whom it looked for is gone.
         Some(wanted) if wanted != this => Err(io::Error::other(format!("it looked for {wanted}, and this is {this}"))),
@@ -453,6 +482,9 @@ pub(crate) async fn introduce(
             _ => ended(error, "; its log says why"),
         })
     };
+    if let Some(why) = is_of_another_user(&stream) {
+        return Err(refused(why));
+    }
     if let Some(why) = read_prelude(&mut stream).await.map_err(silent)? {
         // Tell the other side what we speak, so that its log can say it too.
         let _ = stream.write_all(&prelude()).await;
@@ -465,22 +497,32 @@ pub(crate) async fn introduce(
     let mut prefix = Vec::with_capacity(PRELUDE + RELEASE_LEN + 64);
     prefix.extend_from_slice(&prelude());
     prefix.extend_from_slice(&nonce);
-    prefix.extend_from_slice(&token.proof("dialler", &their_nonce, &nonce));
-    send(&mut stream, &prefix, &hello).await.map_err(busy)?;
-    match receive(&mut stream).await.map_err(busy)? {
+    let says = encoded(&hello).map_err(busy)?;
+    prefix.extend_from_slice(&token.proof("dialler", &their_nonce, &nonce, &[]));
+    let seal = token.proof("dialler says", &their_nonce, &nonce, &says);
+    send(&mut stream, &prefix, &says, &seal).await.map_err(busy)?;
+    match receive(&mut stream).await.and_then(decoded).map_err(busy)? {
         Answer::Refused(why) => {
             let ours = token.from.as_ref().filter(|_| why.starts_with(TOKEN_IS_WRONG));
             let ours = ours.map(|from| format!(" (this side has the one from {from})")).unwrap_or_default();
             Err(refused(without_control(&why) + &ours))
         }
         Answer::Welcome { welcome, proof } => {
-            let expected = token.proof("acceptor", &nonce, &their_nonce);
+            let expected = token.proof("acceptor", &nonce, &their_nonce, &welcome);
             if !bool::from(expected.ct_eq(&proof)) {
                 return Err(refused("it does not know the token of this cluster".into()));
             }
-            Ok((stream, *welcome))
+            Ok((stream, decoded(Bytes::from(welcome)).map_err(busy)?))
         }
     }
+}
+
+/// Whether another user of this machine listens, who could pass on what this process says. The superuser dials everybody.
+fn is_of_another_user(stream: &Stream) -> Option<String> {
+    let Stream::Unix(unix) = stream else { return None };
+    let (theirs, ours) = (unix.peer_cred().ok()?.uid(), rustix::process::geteuid().as_raw());
+    let is_trusted = theirs == ours || theirs == 0 || ours == 0;
+    (!is_trusted).then(|| format!("user {theirs} listens there, and this process belongs to user {ours}"))
 }
 
 /// Who is on the other side, for people.

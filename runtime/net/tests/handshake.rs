@@ -161,6 +161,41 @@ async fn nothing_of_a_dialler_is_looked_at_before_its_proof() {
     assert!(String::from_utf8_lossy(&answer).contains("the token is wrong"), "{answer:?}");
 }
 
+/// Passes on what a dialler and `to` say to each other, with every byte of the dialler's that `change` is given changed.
+async fn relay(to: Address, change: impl Fn(&mut Vec<u8>) + Send + 'static) -> Address {
+    let name = format!("wingbeat-test-relay-{}", ProcessId::random());
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind_addr(&address).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+    let here = Address { unix: name, ..to.clone() };
+    tokio::spawn(async move {
+        let (mut dialler, _) = listener.accept().await.unwrap();
+        let mut acceptor = raw(&to);
+        let mut greeting = [0; 60];
+        acceptor.read_exact(&mut greeting).await.unwrap();
+        dialler.write_all(&greeting).await.unwrap();
+        let mut says = vec![0; 4096];
+        let length = dialler.read(&mut says).await.unwrap();
+        says.truncate(length);
+        change(&mut says);
+        acceptor.write_all(&says).await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut dialler, &mut acceptor).await;
+    });
+    here
+}
+
+#[tokio::test]
+async fn whoever_passes_an_introduction_on_can_change_nothing_in_it() {
+    let cluster = ClusterId::random();
+    let to = listener(cluster).await;
+    dial(&relay(to.clone(), |_| {}).await, "secret", Some(cluster)).await.unwrap();
+    // Behind the prelude, the nonce, the proof and the length of the body come the length of the body of the message, and the process.
+    let another = relay(to, |says| says[28 + 64 + 4 + 4] ^= 1).await;
+    let error = dial(&another, "secret", Some(cluster)).await.unwrap_err();
+    assert!(matches!(&error, Error::Refused { why, .. } if why.contains("was changed on the way")), "{error}");
+}
+
 #[tokio::test]
 async fn another_release_is_refused_by_both_names_although_it_speaks_the_same() {
     let cluster = ClusterId::random();
