@@ -81,6 +81,18 @@ fn drive(what: &str) {
         "stays" => {
             let _ = stays_with_a_child::remote().get_blocking();
         }
+        "forks" => {
+            // SAFETY: the child does nothing but wait.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                loop {
+                    // SAFETY: it takes nothing.
+                    unsafe { libc::pause() };
+                }
+            }
+            println!("forked {child}");
+            let _ = stays_with_a_child::remote().get_blocking();
+        }
         other => panic!("{other}"),
     }
 }
@@ -187,4 +199,27 @@ fn a_killed_driver_leaves_nothing_behind() {
         return drive(&what);
     }
     a_driver_that_ends_by(rustix::process::Signal::KILL, "a_killed_driver_leaves_nothing_behind");
+}
+
+#[test]
+fn a_driver_that_is_killed_has_ended_though_what_it_has_forked_has_its_sockets() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let cluster = wingbeat_tests::TestCluster::start(1, 1).unwrap();
+    let name = "a_driver_that_is_killed_has_ended_though_what_it_has_forked_has_its_sockets";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(DRIVER, "forks");
+    command.env("WINGBEAT_ADDRESS", cluster.address()).env("WINGBEAT_TOKEN", cluster.token().unwrap());
+    let mut driver = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let forked = lines.find_map(|line| line.rsplit_once("forked ")?.1.parse().ok()).unwrap();
+    let line = lines.find(|line| line.contains("pids ")).unwrap();
+    let pids: Vec<u32> = line.rsplit("pids ").next().unwrap().split(' ').map(|pid| pid.parse().unwrap()).collect();
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    let outlived = pids.iter().find(|pid| !wingbeat_tests::wait_for_end(**pid, Duration::from_secs(60)));
+    let forked = rustix::process::Pid::from_raw(forked).unwrap();
+    rustix::process::kill_process(forked, rustix::process::Signal::KILL).unwrap();
+    assert_eq!(outlived, None, "it outlived its driver");
 }

@@ -82,7 +82,10 @@ impl Socket {
             }
             also => also?,
         };
-        watch(also, Interest::WRITABLE)?.writable().await?.retain_ready();
+        match watch(also, Interest::WRITABLE) {
+            Err(error) if lacks_descriptors(&error) => tokio::time::sleep(WITHOUT_DESCRIPTORS).await,
+            also => also?.writable().await?.retain_ready(),
+        }
         Ok(())
     }
 
@@ -92,15 +95,15 @@ impl Socket {
     }
 }
 
-/// How often a socket that is full is tried while there is no descriptor by which to wait for it.
+/// How often a socket that is full is tried while there is no descriptor, or no memory, by which to wait for it.
 const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(10);
 
 fn lacks_descriptors(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC))
 }
 
-fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` stays the same open descriptor until it is dropped, and the `AsyncFd` owns it.
     let watched = unsafe { AsyncFd::register_with_interest(fd, interest) };
     Ok(watched?)

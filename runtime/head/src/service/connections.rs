@@ -1,12 +1,14 @@
 //! Who connects: a process or node that is new, comes back, or was given up.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use wingbeat_core::{JobId, NodeId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Resumes, Role};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 use wingbeat_net::mux::{self, Connection, Waiting};
+use wingbeat_net::peer_process;
 use wingbeat_net::services::{
     Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
     ProcessResponse,
@@ -20,6 +22,9 @@ use crate::state::{Event, State};
 
 /// Why nothing is said to a tool.
 const ONLY_ASKS: &str = "it only asks";
+
+/// How long a connection may outlive the program that has made it.
+const AFTER_ITS_END: Duration = Duration::from_secs(1);
 
 impl Shell {
     /// How whoever connects was connected before.
@@ -106,6 +111,8 @@ impl Shell {
     }
 
     async fn serve_process(self: Arc<Self>, stream: Stream, hello: Hello, job: Option<JobId>) {
+        // A worker process ends with its node, which sees its end.
+        let dialler_ended = job.map(|_| peer_process::ended(&stream));
         // A driver looks for the next head when this one stands still.
         let probing = if job.is_some() && self.epoch.is_some() { Probing::Sends } else { Probing::default() };
         let (connection, client, server) = mux::connect_probing::<
@@ -148,9 +155,23 @@ impl Shell {
         }
         let request = |number, events| ProcessRequest::HeadEvents { number, events };
         let carrying = link.carry(&connection, request, events_of);
+        let mut has_ended = false;
+        let carrying = async {
+            match dialler_ended {
+                Some(ended) => tokio::select! {
+                    () = carrying => {}
+                    () = async {
+                        ended.await;
+                        // What it said last is read until then, and its sockets end at once unless somebody else has them.
+                        tokio::time::sleep(AFTER_ITS_END).await;
+                    } => has_ended = true,
+                },
+                None => carrying.await,
+            }
+        };
         self.run(&connection, mux::serve(server, service.serve()), carrying).await;
         let Some(absence) = peers::leave(&mut self.inside.lock().processes, &process, &connection) else { return };
-        if self.returns(&absence, &hello).await == Return::Back {
+        if !has_ended && self.returns(&absence, &hello).await == Return::Back {
             return;
         }
         let Some(lost) = peers::lose(&mut self.inside.lock().processes, &process, &absence) else { return };
