@@ -199,10 +199,11 @@ impl Process {
             let resumes = if has_joined { Resumes::Joined } else { Resumes::Joining };
             let Some((found, met)) = self.find_head(head, resumes).await else { return self.head_is_lost(head) };
             // The next head may have taken in what it was told over an earlier connection.
-            if let Met::Next(epoch) = met
-                && told.replace(epoch) != Some(epoch)
-            {
-                self.rejoin(head);
+            match met {
+                Met::Next(epoch) if told.replace(epoch) != Some(epoch) => self.rejoin(head),
+                Met::Next(_) => {}
+                // What was said to another goes to this one, and would be missing there.
+                _ => told = None,
             }
             (stream, back) = (found, Some(met));
         }
