@@ -13,6 +13,7 @@ use crate::address::{self, DialError, Stream};
 use crate::handshake::{Epoch, Hello, Resumes, Token, Welcome};
 use crate::limits;
 use crate::seek;
+use crate::staggered::first_of;
 
 /// What it is called in errors.
 const HEAD: &str = "the head";
@@ -148,7 +149,7 @@ impl Way {
         let known = *self.epoch.lock();
         let hello = Hello { epoch: known, ..hello };
         let attempts = self.heads().into_iter().map(|head| self.dial_one(head, token, hello.clone(), known));
-        let errors = match seek::first_of(attempts).await {
+        let errors = match first_of(attempts).await {
             Ok((stream, met, head)) => {
                 *self.refused.lock() = None;
                 self.is_at(&head);

@@ -18,6 +18,7 @@ use wingbeat_core::spec::Address;
 use super::{Incoming, Listening, Transport};
 use crate::admission::Source;
 use crate::machine::this_machine;
+use crate::staggered::first_of;
 use crate::stream::Stream;
 
 /// The system's sockets.
@@ -120,7 +121,16 @@ fn open_unix(name: &str) -> io::Result<UnixStream> {
 
 /// Connects over TCP. Where nobody listens on a port of this machine, the system may choose that very port for this side, and connect
 /// it with itself.
+///
+/// Of the addresses that a name has, one may be silent where another answers, as with both protocols of the internet.
 pub(crate) async fn connect(to: impl ToSocketAddrs) -> io::Result<Stream> {
+    let addresses: Vec<SocketAddr> = tokio::net::lookup_host(to).await?.collect();
+    first_of(addresses.into_iter().map(connect_to)).await.map_err(|mut errors| {
+        errors.pop().unwrap_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the name has no address"))
+    })
+}
+
+async fn connect_to(to: SocketAddr) -> io::Result<Stream> {
     let stream = TcpStream::connect(to).await?;
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
