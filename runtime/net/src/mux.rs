@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{FutureExt, Sink, Stream as FuturesStream};
 use serde::Serialize;
@@ -55,6 +55,9 @@ const TURN: usize = 32;
 /// What is left in the socket when we close a connection is read for so long, since closing a TCP socket with unread input
 /// would take back what was written last.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// How long the other side may take for what was queued before a connection was closed here. One that stands still reads nothing of it.
+const TAKES: Duration = Duration::from_secs(5);
 
 /// The longest deadline that is taken from a peer. The timer wheel behind it takes no more than about two years, and adding
 /// too much to a clock panics.
@@ -301,6 +304,11 @@ where
                     closing.close();
                     false
                 }
+                // Whoever reads nothing holds nobody up who leaves.
+                () = async {
+                    closing.closed().await;
+                    tokio::time::sleep(TAKES).await;
+                } => false,
                 ended = writing => {
                     closing.close();
                     if let Err(error) = &ended {
@@ -345,7 +353,7 @@ where
             match tag {
                 REQUEST => {
                     limit_deadline(&mut frame);
-                    let message = codec::decode_message(frame.freeze()).map_err(io::Error::other)?;
+                    let message = codec::decode_message(on_its_own(frame)).map_err(io::Error::other)?;
                     let _ = to_server.send(message).await;
                 }
                 RESPONSE => {
@@ -353,7 +361,7 @@ where
                         outbox.answered(id, taken_in);
                         continue;
                     }
-                    let message = codec::decode_message(frame.freeze()).map_err(io::Error::other)?;
+                    let message = codec::decode_message(on_its_own(frame)).map_err(io::Error::other)?;
                     let _ = to_client.send(message).await;
                 }
                 PROBE => {}
@@ -377,6 +385,17 @@ where
         if silence.reading(read).await? == 0 {
             return Ok(());
         }
+    }
+}
+
+/// Up to this length a frame gets memory of its own, in bytes. What is kept of it, such as a small result, would keep all of the buffer, and
+/// the next read would need another.
+const OWN_MEMORY: usize = 16 << 10;
+
+fn on_its_own(frame: BytesMut) -> Bytes {
+    match frame.len() {
+        ..=OWN_MEMORY => Bytes::copy_from_slice(&frame),
+        _ => frame.freeze(),
     }
 }
 

@@ -66,6 +66,8 @@ pub(crate) trait Answers: Send + Sync {
 pub(crate) struct Outbox {
     buffer: Mutex<Buffer>,
     wake_writer: Notify,
+    /// Told of the end, also when the writer waits for a peer that reads nothing.
+    closes: Notify,
     answers: OnceLock<Arc<dyn Answers>>,
 }
 
@@ -157,6 +159,12 @@ impl Outbox {
         }
         drop(buffer);
         self.wake_writer.notify_one();
+        self.closes.notify_one();
+    }
+
+    /// Waits until it was closed here. For one who waits.
+    pub(crate) async fn closed(&self) {
+        self.closes.notified().await;
     }
 
     /// Writes until the connection is closed. The `probe` is written when nothing else was for as long as `every` says each time.
@@ -232,12 +240,21 @@ impl Outbox {
     }
 }
 
+/// How often a write is tried for which the kernel has no memory. That of a control group at its limit comes back.
+const WITHOUT_MEMORY: Duration = Duration::from_millis(10);
+
+fn lacks_memory(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::NOBUFS | Errno::NOMEM))
+}
+
 async fn write_all(socket: &Socket, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match socket.try_write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => bytes = &bytes[count..],
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
+            Err(error) if lacks_memory(&error) => tokio::time::sleep(WITHOUT_MEMORY).await,
             Err(error) => return Err(error),
         }
     }

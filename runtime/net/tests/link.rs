@@ -187,6 +187,75 @@ async fn a_link_that_is_carried_goes_on_over_the_next_connection_and_nothing_is_
     assert_eq!(heard.numbers(), (0..sent).collect::<Vec<u64>>());
 }
 
+/// Keeps values.
+#[derive(Clone, Default)]
+struct Keeper(Arc<Mutex<Vec<ObjectValue>>>);
+
+impl Process for Keeper {
+    async fn deliver(self, _: Context, _: u64, _: u64, messages: Vec<PeerMessage>) {
+        for message in messages {
+            let PeerMessage::Resolved(values) = message else { panic!("{message:?}") };
+            self.0.lock().extend(values.into_iter().map(|(_, value)| value));
+        }
+    }
+    answers_as_anybody!();
+}
+
+#[tokio::test]
+async fn a_small_value_that_is_kept_keeps_nothing_else_of_what_was_read() {
+    let (here, there) = UnixStream::pair().unwrap();
+    let (ours, _, _) = mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
+        Stream::Unix(here),
+        Waiting::Asleep,
+    );
+    let (_theirs, _, server) = mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
+        Stream::Unix(there),
+        Waiting::Asleep,
+    );
+    let keeper = Keeper::default();
+    tokio::spawn(mux::serve(server, keeper.clone().serve()));
+    let link = Link::new();
+    let running = link.clone();
+    tokio::spawn(async move {
+        running.run(&ours, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages }).await
+    });
+    for number in 0..3 {
+        let task = TaskId { owner: ProcessId(1), seq: number };
+        let value = ObjectValue::Inline(Packed::plain(vec![7; 100].into()));
+        link.send(PeerMessage::Resolved(vec![(ObjectId { task, index: 0 }, value)]));
+        assert!(link.flushed().await);
+    }
+    let kept = std::mem::take(&mut *keeper.0.lock());
+    assert_eq!(kept.len(), 3);
+    for value in kept {
+        let ObjectValue::Inline(packed) = value else { panic!("{value:?}") };
+        assert!(packed.bytes.0.is_unique(), "it shares its memory with what was read beside it");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_closed_does_not_wait_for_a_peer_that_reads_nothing() {
+    let (here, unread) = UnixStream::pair().unwrap();
+    let (ours, _, _) = mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
+        Stream::Unix(here),
+        Waiting::Asleep,
+    );
+    let link = Link::new();
+    let (running, over) = (link.clone(), ours.clone());
+    tokio::spawn(async move {
+        running.run(&over, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages }).await
+    });
+    for number in 0..8 {
+        link.send(megabyte(number));
+    }
+    // It is being written.
+    unread.readable().await.unwrap();
+    ours.close();
+    ours.closed().await;
+    assert!(link.is_broken() || !link.flushed().await);
+    drop(unread);
+}
+
 #[tokio::test]
 async fn the_end_of_the_connection_ends_every_wait() {
     let pair = unix();

@@ -798,6 +798,7 @@ fn scattered(table: &mut ObjectTable) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it writes thousands of objects")]
 fn one_long_object_is_spilled_where_a_thousand_short_ones_make_no_room() {
     let mut table = table(CAPACITY);
     scattered(&mut table);
@@ -818,6 +819,7 @@ fn steps<R>(table: &mut ObjectTable, work: impl FnOnce(&mut ObjectTable) -> R) -
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it writes thousands of objects")]
 fn a_store_without_hope_looks_at_nothing() {
     let mut table = table(CAPACITY);
     scattered(&mut table);
