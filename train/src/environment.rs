@@ -227,7 +227,8 @@ mod tests {
             (vec!["2".into(); 2], vec!["1".into(); 2])
         );
         assert_eq!(told(Layout::Spark, "GROUP_RANK"), ["0", "1"]);
-        let named = [Layout::Torchrun, Layout::Virtual, Layout::Spark].map(|layout| told(layout, "WINGBEAT_LAYOUT")[1].clone());
+        let named =
+            [Layout::Torchrun, Layout::Virtual, Layout::Spark].map(|layout| told(layout, "WINGBEAT_LAYOUT")[1].clone());
         assert_eq!(named, ["torchrun", "virtual", "spark"]);
         assert_eq!(told(Layout::Spark, "GROUP_WORLD_SIZE"), ["2", "2"]);
     }

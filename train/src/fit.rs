@@ -1,6 +1,5 @@
 //! A run, from its first attempt to its result.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
@@ -14,6 +13,7 @@ use crate::plan::Plan;
 use crate::printer::{Message, Printer};
 use crate::reservation::Patience;
 use crate::result::TrainResult;
+use crate::so_far::SoFar;
 use crate::storage::{Checkpoint, Claim, Place, Storage};
 
 /// How often a run looks for another port when rank 0 has found its own taken.
@@ -51,20 +51,21 @@ impl Plan {
         let mut so_far = SoFar::default();
         let mut outcome = self.attempts(&mut so_far, &run_id, &place, printer.queue()).await;
         if let Some(shipped) = &self.shipment {
-            group::forget_run(&shipped.run, so_far.left).await;
+            group::forget_run(&shipped.run, std::mem::take(&mut so_far.left)).await;
         }
         let was_stopped = matches!(outcome, Err(TrainError::Stopped { .. }));
         printer.end(was_stopped, &self.stopper).await;
-        if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, place.claim()) {
-            // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
-            let checkpoints = self.listed(claim).await;
-            self.say_what_is_missing(&checkpoints);
-            so_far.best_checkpoint = self.keep.best_of(&checkpoints).cloned();
-            so_far.checkpoint = checkpoints.last().cloned();
-            so_far.checkpoints = checkpoints;
-        }
-        if let Err(TrainError::Stopped { so_far }) = &mut outcome {
-            so_far.elapsed = begun.elapsed();
+        if let Err(TrainError::Stopped { so_far: told }) = &mut outcome {
+            so_far.tell(told);
+            if let Some(claim) = place.claim() {
+                // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
+                let checkpoints = self.listed(claim).await;
+                self.say_what_is_missing(&checkpoints);
+                told.best_checkpoint = self.keep.best_of(&checkpoints).cloned();
+                told.checkpoint = checkpoints.last().cloned();
+                told.checkpoints = checkpoints;
+            }
+            told.elapsed = begun.elapsed();
         }
         if tokio::time::timeout(*limits::STORAGE, place.release()).await.is_err() {
             (self.on_notice)("the storage does not answer: others may use it in a minute");
@@ -193,7 +194,7 @@ impl Plan {
             limit: self.wait_for_room,
             // What was there may come back.
             for_nodes: so_far.failures > 0 || so_far.was_moved || self.wait_for_room.is_some(),
-            for_journal: so_far.has_begun || self.wait_for_room.is_some(),
+            for_journal: so_far.launches > 0 || self.wait_for_room.is_some(),
             notice: &*self.on_notice,
         };
         let group = tokio::select! {
@@ -201,8 +202,8 @@ impl Plan {
             () = self.stopper.stopped() => return Err(TrainError::stopped()),
             group = Group::place(self, &patience) => group?,
         };
-        so_far.has_begun = true;
-        let outcome = group.run(self, so_far.failures, run_id, place, output).await;
+        so_far.launch(group.ranks.len());
+        let outcome = group.run(self, so_far, run_id, place, output).await;
         let again = outcome.as_ref().err().filter(|error| self.goes_on(error, so_far));
         let mut returns_to = again.map(|_| group.nodes()).unwrap_or_default();
         if let Some(TrainError::Moves { node, .. }) = again {
@@ -221,14 +222,4 @@ async fn end_of(session: &Session) -> Option<Error> {
     answer.ok()?.err()
 }
 
-/// What has become of earlier attempts.
-#[derive(Default)]
-struct SoFar {
-    failures: u32,
-    ports_lost: u32,
-    was_moved: bool,
-    /// Ranks have been placed.
-    has_begun: bool,
-    /// Nodes with something of earlier attempts that the next one may find.
-    left: BTreeSet<u64>,
 }

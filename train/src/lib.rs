@@ -63,6 +63,7 @@ mod run;
 mod scaling;
 mod shipping;
 mod shown;
+mod so_far;
 mod stopper;
 mod storage;
 mod trainer;

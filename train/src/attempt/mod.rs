@@ -27,6 +27,7 @@ use crate::printer::Message;
 use crate::process::{Answer, Event, Report};
 use crate::progress::Progress;
 use crate::reports::{Reports, Step};
+use crate::so_far::SoFar;
 use crate::storage::Place;
 
 /// How long what ranks print while they are stopped waits for somebody to read it.
@@ -95,20 +96,20 @@ impl Group {
     pub(crate) async fn run(
         &self,
         plan: &Plan,
-        attempt: u32,
+        so_far: &mut SoFar,
         run_id: &str,
         storage: &Place,
         output: &mpsc::Sender<Message>,
     ) -> Result<Finished, TrainError> {
         let ranks = self.ranks.iter().map(Member::progress).collect();
-        let progress = Progress { attempt, ranks, reports: 0 };
+        let progress = Progress { attempt: so_far.failures, ranks, reports: 0 };
         (plan.on_progress)(&progress);
         let (stored, launched) = tokio::select! {
             biased;
             () = plan.stopper.stopped() => return Err(TrainError::stopped()),
             launched = async {
                 // One that shows nothing any more is found out when there is something to show.
-                let _ = output.send(Message::Begun(attempt)).await;
+                let _ = output.send(Message::Begun(progress.attempt)).await;
                 let stored = self.find_stored(storage).await?;
                 let launched = self.launch(plan, run_id, &progress, &stored).await?;
                 Ok::<_, TrainError>((stored, launched))
@@ -121,14 +122,15 @@ impl Group {
             group: self,
             storage,
             showing: Showing { output, unshown: None, pause: Instant::now(), pauses: 0 },
-            metrics: Metrics::new(),
+            metrics: Metrics::new(so_far.failures, so_far.launches.saturating_sub(1)),
             checkpoints: Checkpoints::from(&stored),
             quiet: Quiet::new(ras),
             moves: Moves::new(),
             ranks: Ranks::new(count, calls),
             reports: Reports::of(count),
             progress,
-            finished: Finished { ranks: count as u32, ..Finished::default() },
+            // An attempt that has nothing left to do reports nothing.
+            finished: Finished { ranks: count as u32, metrics: so_far.metrics.clone(), ..Finished::default() },
         };
         let mut told = attempt.until_failure(&mut events).await;
         if told.is_ok() && attempt.ranks.are_well() {
@@ -142,7 +144,7 @@ impl Group {
                 saved = attempt.finish_saves() => saved,
                 () = given_up => Err(TrainError::stopped()),
             };
-            return attempt.finish(saved).await;
+            return attempt.finish(saved, so_far).await;
         }
         let now = Instant::now();
         let (grace, runs_on) = match (&told, &attempt.moves.drained) {
@@ -177,7 +179,7 @@ impl Group {
         if told.is_ok() && !attempt.ranks.are_well() {
             told = Err(attempt.first_failure(port));
         }
-        attempt.finish(told).await
+        attempt.finish(told, so_far).await
     }
 }
 
@@ -267,7 +269,7 @@ impl Attempt<'_> {
     }
 
     /// How it ended, with how far it has come; what is left of the metrics is written.
-    async fn finish(mut self, mut ended: Result<(), TrainError>) -> Result<Finished, TrainError> {
+    async fn finish(mut self, ended: Result<(), TrainError>, so_far: &mut SoFar) -> Result<Finished, TrainError> {
         let until = tokio::time::Instant::now() + *limits::STORAGE;
         let written = tokio::time::timeout_at(until, self.record_all()).await;
         if written.is_err() && !self.metrics.has_complained {
@@ -278,10 +280,7 @@ impl Attempt<'_> {
                 "old checkpoints could not be removed in time: the next run on this storage removes them before its first",
             );
         }
-        if let Err(TrainError::Stopped { so_far }) = &mut ended {
-            (so_far.ranks, so_far.attempts) = (self.finished.ranks, self.progress.attempt + 1);
-            so_far.metrics = std::mem::take(&mut self.finished.metrics);
-        }
+        so_far.metrics.clone_from(&self.finished.metrics);
         ended.map(|()| self.finished)
     }
 
@@ -472,7 +471,7 @@ impl Attempt<'_> {
                 let has_checkpoint = reports.values().any(|report| report.checkpoint.is_some());
                 if let Some(first) = reports.get(&0) {
                     self.finished.metrics.clone_from(&first.metrics);
-                    self.metrics.recorder.add(self.progress.attempt, &first.metrics, has_checkpoint && first.waits);
+                    self.metrics.recorder.add(&first.metrics, has_checkpoint && first.waits);
                 }
                 if !has_checkpoint {
                     self.tell(reports, &Answer(Ok(None)));

@@ -159,8 +159,9 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    pub(super) fn new() -> Metrics {
-        Metrics { recorder: Recorder::new(), writing: FuturesUnordered::new(), has_complained: false }
+    /// Of a launch: of the attempt's number, and of how many were before it.
+    pub(super) fn new(attempt: u32, launch: u32) -> Metrics {
+        Metrics { recorder: Recorder::new(attempt, launch), writing: FuturesUnordered::new(), has_complained: false }
     }
 }
 
