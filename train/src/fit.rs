@@ -156,8 +156,10 @@ impl Plan {
                     so_far.ports_lost += 1;
                     format!("{error}; trying another port")
                 }
-                TrainError::Grows { .. } => error.to_string(),
-                TrainError::Moves { .. } => {
+                TrainError::Grows { .. } | TrainError::Moves { .. } => {
+                    if let TrainError::Grows { ranks } = &error {
+                        so_far.grows_to = Some(*ranks);
+                    }
                     so_far.was_moved = true;
                     error.to_string()
                 }

@@ -59,6 +59,7 @@ mod recorder;
 mod reports;
 mod reservation;
 mod result;
+mod room;
 mod run;
 mod scaling;
 mod shipping;

@@ -5,6 +5,7 @@
 
 mod checkpoints;
 mod failure;
+mod growth;
 mod metrics;
 mod quiet;
 mod state;
@@ -125,7 +126,7 @@ impl Group {
             metrics: Metrics::new(so_far.failures, so_far.launches.saturating_sub(1)),
             checkpoints: Checkpoints::from(&stored),
             quiet: Quiet::new(ras),
-            moves: Moves::new(),
+            moves: Moves::new(so_far.failed_growths),
             ranks: Ranks::new(count, calls),
             reports: Reports::of(count),
             progress,
@@ -206,10 +207,12 @@ impl Attempt<'_> {
                 drained = due(self.moves.drained.clone().zip(self.moves.asked_at)), if self.moves.drained.is_some() => {
                     return Err(moves(drained));
                 }
-                () = leaves, if self.moves.leaves_at.is_some() && self.checkpoints.saves.is_empty() => {
+                Some(room) = self.moves.looks.next(), if !self.moves.looks.is_empty() => self.found_room(room)?,
+                () = leaves, if self.may_leave() => {
                     match (self.moves.drained.clone(), self.moves.grows_to) {
                         (Some(drained), _) => return Err(moves(drained)),
-                        (None, Some(ranks)) => return Err(TrainError::Grows { ranks }),
+                        // Others may have taken the room since.
+                        (None, Some(_)) => self.look_for_room(Some(GROWTH_LOOK)),
                         (None, None) => self.moves.leaves_at = None,
                     }
                 }
@@ -248,9 +251,7 @@ impl Attempt<'_> {
                 Some(removed) = self.checkpoints.removals.running.next(), if !self.checkpoints.removals.running.is_empty() => self.removed(removed),
                 // The next checkpoint waits no longer.
                 () = room_made, if !self.checkpoints.held.is_empty() && self.makes_room_until().is_some_and(|until| until > Instant::now()) => {}
-                () = tokio::time::sleep_until(self.moves.next_growth.into()), if self.may_grow() => {
-                    or_stopped(self.plan, self.grow()).await?;
-                }
+                () = tokio::time::sleep_until(self.moves.next_growth.into()), if self.may_grow() => self.look_for_room(None),
                 () = look, if self.showing.unshown.is_none() => or_stopped(self.plan, self.look()).await?,
             }
         }
@@ -282,29 +283,6 @@ impl Attempt<'_> {
         }
         so_far.metrics.clone_from(&self.finished.metrics);
         ended.map(|()| self.finished)
-    }
-
-    fn may_grow(&self) -> bool {
-        self.plan.scaling.is_elastic()
-            && self.moves.grows_to.is_none()
-            && self.group.ranks.len() < self.plan.scaling.ranks() as usize
-    }
-
-    /// Looks whether there is room for more ranks.
-    async fn grow(&mut self) -> Result<(), TrainError> {
-        self.moves.next_growth = Instant::now() + GROWTH_LOOK;
-        self.moves.grows_to = self.group.room_for(self.plan).await;
-        match self.moves.grows_to {
-            // What has been done since the last checkpoint would be lost.
-            Some(ranks) if self.storage.claim().is_none() => Err(TrainError::Grows { ranks }),
-            Some(ranks) => {
-                (self.plan.on_notice)(&format!(
-                    "there is room for {ranks} ranks: the run goes on with them after its next checkpoint"
-                ));
-                Ok(())
-            }
-            None => Ok(()),
-        }
     }
 
     /// Asks those who are left to end, and then ends them. Nobody is left behind when this returns: the next attempt

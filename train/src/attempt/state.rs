@@ -20,8 +20,10 @@ use crate::recorder::{Recorded, Recorder};
 use crate::reports::Reports;
 use crate::storage::Place;
 
-/// How often an elastic group that could be larger looks whether there is room.
+/// How often an elastic group that could be larger looks whether there is room; and twice as long each time that there was none for it after
+/// all, which costs the run a start: up to 2^8 times.
 pub(super) const GROWTH_LOOK: Duration = Duration::from_secs(2);
+const GROWTH_DOUBLED: u32 = 8;
 
 /// What is known while it runs.
 pub(super) struct Attempt<'a> {
@@ -33,7 +35,7 @@ pub(super) struct Attempt<'a> {
     pub metrics: Metrics,
     pub checkpoints: Checkpoints,
     pub quiet: Quiet,
-    pub moves: Moves,
+    pub moves: Moves<'a>,
     pub ranks: Ranks,
     pub reports: Reports,
     pub progress: Progress,
@@ -51,10 +53,14 @@ pub(super) struct Showing<'a> {
 }
 
 /// Why the attempt may end although nothing has failed.
-pub(super) struct Moves {
-    /// When an elastic group looks next whether there is room for more ranks.
+pub(super) struct Moves<'a> {
+    /// How often an elastic group looks whether there is room for more ranks.
+    pub growth_look: Duration,
+    /// And when next.
     pub next_growth: Instant,
-    /// How many ranks it is to have when its next checkpoint is there.
+    /// The look that is under way: for how many ranks there is room, if for more. The head may be away meanwhile.
+    pub looks: FuturesUnordered<BoxFuture<'a, Option<u32>>>,
+    /// How many ranks it is to have when its next checkpoint is there, if there is still room then.
     pub grows_to: Option<u32>,
     /// The node that it must leave.
     pub drained: Option<Drained>,
@@ -65,10 +71,14 @@ pub(super) struct Moves {
     pub leaves_at: Option<Instant>,
 }
 
-impl Moves {
-    pub(super) fn new() -> Moves {
+impl Moves<'_> {
+    /// Of a run that has left to grow so often in a row, and found no room.
+    pub(super) fn new(failed_growths: u32) -> Self {
+        let growth_look = GROWTH_LOOK * (1 << failed_growths.min(GROWTH_DOUBLED));
         Moves {
-            next_growth: Instant::now() + GROWTH_LOOK,
+            growth_look,
+            next_growth: Instant::now() + growth_look,
+            looks: FuturesUnordered::new(),
             grows_to: None,
             drained: None,
             asked_at: None,
