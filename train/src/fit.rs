@@ -23,6 +23,13 @@ impl Plan {
     /// Refuses what makes no sense.
     pub(crate) fn check(&self) -> Result<(), TrainError> {
         self.scaling.check()?;
+        if self.hang_timeout.is_zero() {
+            return Err(TrainError::Invalid(
+                "a hang timeout of 0 takes every run for one that hangs: give the silence after which a run hangs, as 10m; \
+                 a long one, as 10years, turns it off"
+                    .into(),
+            ));
+        }
         self.keep.check().map_err(TrainError::Invalid)
     }
 
@@ -224,4 +231,23 @@ async fn end_of(session: &Session) -> Option<Error> {
     answer.ok()?.err()
 }
 
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::plan::Program;
+    use crate::process::Target;
+
+    #[test]
+    fn a_run_that_would_hang_at_once_is_refused_with_what_to_write_instead() {
+        let plan = |hang_timeout| Plan {
+            hang_timeout,
+            ..Plan::new(Program::Process(Target::Script(PathBuf::from("train.py"))))
+        };
+        assert!(plan(Duration::from_millis(1)).check().is_ok());
+        let refused = plan(Duration::ZERO).check().unwrap_err().to_string();
+        assert!(refused.contains("10m") && refused.contains("10years"), "{refused}");
+    }
 }
