@@ -1,13 +1,14 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 //!
-//! `checkpoints`: what is reported is stored; `metrics`: so are metrics; `quiet`: nobody says anything; `failure`: why it
-//! has failed; `state`: what is known meanwhile.
+//! `checkpoints`: what is reported is stored; `growth`: there is room for more ranks; `metrics`: so are metrics; `quiet`: nobody says anything; `slow`: the
+//! storage takes long; `failure`: why it has failed; `state`: what is known meanwhile.
 
 mod checkpoints;
 mod failure;
 mod growth;
 mod metrics;
 mod quiet;
+mod slow;
 mod state;
 
 use std::collections::BTreeMap;
@@ -138,12 +139,23 @@ impl Group {
             attempt.hurry();
             let given_up = async {
                 plan.stopper.stopped().await;
+                let (storage, seconds) = (storage.name(), limits::STORAGE.as_secs());
+                (plan.on_notice)(&format!(
+                    "the run was stopped: waiting up to {seconds} s for {storage} to store the last checkpoint"
+                ));
                 tokio::time::sleep(*limits::STORAGE).await;
             };
+            let waits = slow::remind(*limits::STORAGE, |took| {
+                let (storage, seconds) = (storage.name(), took.as_secs());
+                (plan.on_notice)(&format!(
+                    "all ranks have ended: waiting for {storage} to store the last checkpoint, {seconds} s so far"
+                ));
+            });
             let saved = tokio::select! {
                 biased;
                 saved = attempt.finish_saves() => saved,
                 () = given_up => Err(TrainError::stopped()),
+                never = waits => match never {},
             };
             return attempt.finish(saved, so_far).await;
         }
@@ -193,7 +205,7 @@ impl Attempt<'_> {
             let stopped = self.plan.stopper.stopped();
             let room_made = tokio::time::sleep_until(self.makes_room_until().unwrap_or_else(Instant::now).into());
             let leaves = tokio::time::sleep_until(self.moves.leaves_at.unwrap_or_else(Instant::now).into());
-            let look = tokio::time::sleep_until((self.quiet.since + self.patience()).into());
+            let look = tokio::time::sleep_until(self.next_look().into());
             tokio::select! {
                 biased;
                 () = stopped => return Err(TrainError::stopped()),

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use wingbeat::{AnyRef, Drained, Error};
 
 use super::Finished;
+use super::slow::Reminders;
 use crate::group::Group;
 use crate::launch::Stored;
 use crate::plan::Plan;
@@ -102,6 +103,8 @@ pub(super) struct Checkpoints {
     pub stored_at: Instant,
     /// The one that is being written, and who waits for it.
     pub saves: FuturesUnordered<BoxFuture<'static, Saved>>,
+    /// When that began, or the one before it.
+    pub save_began: Instant,
     /// Reports with the next ones, which wait for that: ranks have only so many calls at a time, and must hear of a stop.
     pub held: VecDeque<BTreeMap<usize, Report>>,
     /// Why one that ranks did not wait for could not be stored while they ended.
@@ -131,6 +134,8 @@ pub(super) struct Removals {
 pub(super) struct Lookups {
     /// Where it is, for a node.
     pub running: FuturesUnordered<BoxFuture<'static, (u64, Answer)>>,
+    /// Since when there has been one under way, while there is.
+    pub began: Option<Instant>,
     /// Ranks of each node that have asked for that: with the lookup that is under way, and since.
     pub asked: BTreeMap<u64, [Vec<(usize, u64)>; 2]>,
 }
@@ -144,6 +149,7 @@ impl Checkpoints {
             has_stored: false,
             stored_at: Instant::now(),
             saves: FuturesUnordered::new(),
+            save_began: Instant::now(),
             held: VecDeque::new(),
             not_stored: None,
             has_made_room: false,
@@ -186,11 +192,20 @@ pub(super) struct Quiet {
     pub ras: Option<u16>,
     /// How far it was when nothing had been heard for half the time that makes a hang.
     pub nccl: Option<Status>,
+    /// What was said of a storage for which ranks wait.
+    pub slow: Reminders,
 }
 
 impl Quiet {
     pub(super) fn new(ras: Option<u16>) -> Quiet {
-        Quiet { since: Instant::now(), was_named: false, was_hanging: false, ras, nccl: None }
+        Quiet {
+            since: Instant::now(),
+            was_named: false,
+            was_hanging: false,
+            ras,
+            nccl: None,
+            slow: Reminders::default(),
+        }
     }
 }
 
