@@ -778,6 +778,56 @@ def test_a_run_ends_without_a_storage_that_does_not_answer(run, write, cluster, 
     assert "the last metrics could not be stored in time" in done.stderr, done.stderr
 
 
+# What stores the checkpoint waits until somebody reads.
+STALLS = """
+        import os
+        from wingbeat import train
+        os.makedirs("stored/checkpoint_000001")
+        os.mkfifo("stored/checkpoint_000001/.wingbeat-complete.json.new")
+        open("made", "w").close()
+"""
+
+
+def test_a_run_says_that_its_last_checkpoint_is_still_being_stored(binary, write, cluster, tmp_path):
+    script = write("ends.py", STALLS + """
+        train.report({"step": 1}, checkpoint="made", wait=False)
+    """)
+    process = subprocess.Popen(
+        [binary, "train", "--storage", "stored", script],
+        env={**cluster, "WINGBEAT_STORAGE_LIMIT_MS": "200"}, cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    )
+    said = next(line for line in process.stderr if "all ranks have ended" in line)
+    assert f"waiting for the storage file://{tmp_path}/stored/ to store the last checkpoint" in said
+    process.terminate()
+    left = process.communicate(timeout=DEADLINE_SECONDS)[1]
+    assert "the run was stopped: waiting up to" in left and process.returncode == 128 + 15, left
+
+
+def test_a_checkpoint_that_takes_longer_than_the_hang_timeout_is_no_hang(binary, write, cluster, tmp_path):
+    script = write("saves.py", STALLS + """
+        try:
+            train.report({"step": 1}, checkpoint="made")
+        except train.ReportError:
+            print("answered", flush=True)
+    """)
+    process = subprocess.Popen(
+        [binary, "train", "--unprefixed", "--storage", "stored", "--hang-timeout", "4s", "--restart-on-hang", script],
+        env=cluster, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    said = next((line for line in process.stderr if "has taken" in line or "Traceback" in line or "hang" in line), "")
+    assert f"the storage file://{tmp_path}/stored/ has taken" in said and "so far to store a checkpoint" in said, said
+    # It is read now; what is no file cannot be kept, which the report says.
+    with open(tmp_path / "stored/checkpoint_000001/.wingbeat-complete.json.new") as fifo:
+        fifo.read()
+    out, left = process.communicate(timeout=DEADLINE_SECONDS)
+    assert (out, process.returncode) == ("answered\n", 0), left
+
+
+def test_a_hang_timeout_of_nothing_is_refused(run, write, cluster, tmp_path):
+    done = run("train", "--hang-timeout", "0s", write("none.py", ""), env=cluster, cwd=tmp_path, code=1)
+    assert "a hang timeout of 0" in done.stderr and "10m" in done.stderr, done.stderr
+
+
 def test_who_keeps_others_waiting_in_a_report_is_named_and_waited_for(binary, write, cluster, tmp_path):
     script = write("late.py", """
         import os

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tempfile
 
 import pytest
 
@@ -79,6 +80,8 @@ def test_what_is_not_supported_is_refused_with_what_to_do_instead(make, text):
         (lambda: RunConfig(name="a/b"), ValueError),
         (lambda: RunConfig(name="a\nb"), ValueError),
         (lambda: RunConfig(name=5), TypeError),
+        (lambda: RunConfig(hang_timeout_s=0), ValueError),
+        (lambda: RunConfig(hang_timeout_s=0.0001), ValueError),
         (lambda: RunConfig(worker_runtime_env={"env_vars": {"A=B": 1}}), ValueError),
         (lambda: train.report([1]), TypeError),
         (lambda: train.report({"loss": 10**400}), TypeError),
@@ -206,19 +209,15 @@ def test_batches_are_moved_whatever_holds_their_tensors():
     assert batch["b"][1] == "text" and batch["c"].y == 1
 
 
-def test_copies_ahead_wait_for_batches_whose_tensors_cannot_be_seen(monkeypatch):
+@pytest.fixture
+def copies(monkeypatch):
+    """The streams in which batches are copied and computed with, where there is no GPU."""
     import contextlib
 
     import torch
 
-    from wingbeat.train import _prepare
-
-    class Graph:
-        def to(self, device):
-            return self
-
     class Stream:
-        def __init__(self, *_):
+        def __init__(self):
             self.waited = []
 
         def wait_stream(self, other):
@@ -228,6 +227,31 @@ def test_copies_ahead_wait_for_batches_whose_tensors_cannot_be_seen(monkeypatch)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    return side, current
+
+
+def test_a_batch_that_is_none_does_not_end_the_epoch(copies):
+    import torch
+
+    from wingbeat.train import _prepare
+
+    def whole(rows):
+        return rows[0] if rows[0] % 2 else None
+
+    loader = _prepare._OnDevice(torch.utils.data.DataLoader(range(4), collate_fn=whole), torch.device("cpu"), True)
+    assert list(loader) == [None, 1, None, 3]
+
+
+def test_copies_ahead_wait_for_batches_whose_tensors_cannot_be_seen(copies, monkeypatch):
+    import torch
+
+    from wingbeat.train import _prepare
+
+    class Graph:
+        def to(self, device):
+            return self
+
+    side, current = copies
     monkeypatch.setattr(_prepare, "_in_use", lambda batch, stream: None)
     for batch, waits in ((torch.zeros(1), 0), ({"x": [torch.zeros(1)], "name": "a"}, 0), ((Graph(), torch.zeros(1)), 3)):
         side.waited.clear()
@@ -272,6 +296,28 @@ def test_gpus_of_a_node_are_shared_in_the_order_of_ranks(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(RuntimeError, match="unevenly"):
         get_devices()
+
+
+def test_a_rank_that_sees_only_its_own_gpus_has_all_of_them(monkeypatch):
+    import torch
+
+    from wingbeat.train.torch import get_devices
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WINGBEAT_LAYOUT", "virtual")
+    for gpus in (1, 2, 3):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert [device.index for device in get_devices()] == list(range(gpus))
+
+
+def test_a_copy_of_a_checkpoint_is_not_named_as_what_ranks_remove(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "made").mkdir()
+    copy = Checkpoint.from_directory(tmp_path / "made").to_directory()
+    assert os.path.dirname(copy) == str(tmp_path)
+    # `COPY` in train/src/storage/mod.rs.
+    assert not os.path.basename(copy).startswith("wingbeat-checkpoint-")
 
 
 def test_names_that_urls_cannot_have_as_they_are_have_folders_of_their_own():

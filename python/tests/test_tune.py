@@ -1113,10 +1113,11 @@ def test_a_damaged_report_and_missing_metrics_are_no_end_of_a_search(tmp_path):
 
     folder = tmp_path / "trial_00000"
     (folder / "checkpoint_000000").mkdir(parents=True)
-    lines = ['{"time": 1.0, "x": 1.0}', '{"time": 1', "null", '{"x": 2.0}', '{"time": 2.0, "x": 3.0}']
+    lines = ['{"time": 1.0, "x": 1.0}', '{"time": 1', "null", '{"x": 2.0}', '{"time": 2.0, "attempt": 0, "launch": 1, "x": 3.0}']
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     trial = Trial.of(state_of("trial_00000"), str(tmp_path), print)
     assert [report["x"] for report in trial.reports] == [1, 3]
+    assert not {"attempt", "launch"} & set(trial.reports[1])
     trial.again()
     (folder / "checkpoint_000000" / ".wingbeat-complete.json").write_text("{}")
     trial.again()  # from a checkpoint whose metrics could not be written

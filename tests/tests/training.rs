@@ -128,11 +128,11 @@ while not os.path.exists(last) or step != int(open(last).read()):
     time.sleep(0.01)
 ";
 
-#[test]
-fn a_run_takes_its_steps_while_the_head_is_killed_and_started_again() {
+/// Its ranks take so many steps each while there is no head, and when it is back.
+fn steps_while_the_head_is_away(workers: &str, count: usize) {
     let mut cluster = TestCluster::with_journal(2, 1).unwrap();
     let end = cluster.folder().join("end");
-    let mut run = Run::start_with(&cluster, &["--workers", "2"], STEPS, &[end.to_str().unwrap()]);
+    let mut run = Run::start_with(&cluster, &["--workers", workers], STEPS, &[end.to_str().unwrap()]);
     let mut lines = Vec::new();
     // So many steps of each rank, from here.
     let mut steps = |run: &mut Run, count: usize| {
@@ -146,10 +146,9 @@ fn a_run_takes_its_steps_while_the_head_is_killed_and_started_again() {
     steps(&mut run, 5);
     for _ in 0..2 {
         cluster.kill_head().unwrap();
-        // More than what was on its way when the head was killed.
-        steps(&mut run, 100);
+        steps(&mut run, count);
         cluster.start_head().unwrap();
-        steps(&mut run, 100);
+        steps(&mut run, count);
     }
     std::fs::write(&end, "").unwrap();
     let (left, told) = run.end_with_notices();
@@ -162,6 +161,18 @@ fn a_run_takes_its_steps_while_the_head_is_killed_and_started_again() {
             assert_eq!(*line, format!("{before}step {step}"), "the same process takes all steps: {told}");
         }
     }
+}
+
+#[test]
+fn a_run_takes_its_steps_while_the_head_is_killed_and_started_again() {
+    // More than what was on its way when the head was killed.
+    steps_while_the_head_is_away("2", 100);
+}
+
+#[test]
+fn a_run_that_could_be_larger_takes_its_steps_while_the_head_is_away() {
+    // More than it takes in the time until it looks for room, which a step of 10 ms makes 2 s.
+    steps_while_the_head_is_away("2:4", 300);
 }
 
 /// Reports until there is the file.

@@ -100,6 +100,17 @@ pub enum Layout {
     Spark,
 }
 
+impl Layout {
+    /// As ranks are told it: scripts see from it whose devices they see.
+    fn name(self) -> &'static str {
+        match self {
+            Layout::Torchrun => "torchrun",
+            Layout::Virtual => "virtual",
+            Layout::Spark => "spark",
+        }
+    }
+}
+
 /// The order of ranks: by node, in the order of their first rank, then by device. Stable, so that a restart
 /// on the same nodes gives the same ranks.
 pub(crate) fn rank_order(places: &[Place]) -> Vec<usize> {
@@ -155,6 +166,7 @@ pub(crate) fn of_ranks(places: &[Place], shared: &Shared, user: &BTreeMap<String
         // Rank 0 hosts the store: there is no agent that would.
         set("TORCHELASTIC_USE_AGENT_STORE", "False".into());
         set("WINGBEAT_BACKEND", shared.backend.to_owned());
+        set("WINGBEAT_LAYOUT", shared.layout.name().to_owned());
         // Every rank of a node sees all of the group's devices there, and LOCAL_RANK indexes its own.
         // Ranks with a fraction of a device may share it, and CUDA takes no device twice.
         let (mut devices, mut visible) = (BTreeSet::new(), DeviceNames::new());
@@ -215,6 +227,9 @@ mod tests {
             (vec!["2".into(); 2], vec!["1".into(); 2])
         );
         assert_eq!(told(Layout::Spark, "GROUP_RANK"), ["0", "1"]);
+        let named =
+            [Layout::Torchrun, Layout::Virtual, Layout::Spark].map(|layout| told(layout, "WINGBEAT_LAYOUT")[1].clone());
+        assert_eq!(named, ["torchrun", "virtual", "spark"]);
         assert_eq!(told(Layout::Spark, "GROUP_WORLD_SIZE"), ["2", "2"]);
     }
 

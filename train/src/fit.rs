@@ -1,6 +1,5 @@
 //! A run, from its first attempt to its result.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
@@ -14,6 +13,7 @@ use crate::plan::Plan;
 use crate::printer::{Message, Printer};
 use crate::reservation::Patience;
 use crate::result::TrainResult;
+use crate::so_far::SoFar;
 use crate::storage::{Checkpoint, Claim, Place, Storage};
 
 /// How often a run looks for another port when rank 0 has found its own taken.
@@ -23,6 +23,13 @@ impl Plan {
     /// Refuses what makes no sense.
     pub(crate) fn check(&self) -> Result<(), TrainError> {
         self.scaling.check()?;
+        if self.hang_timeout.is_zero() {
+            return Err(TrainError::Invalid(
+                "a hang timeout of 0 takes every run for one that hangs: give the silence after which a run hangs, as 10m; \
+                 a long one, as 10years, turns it off"
+                    .into(),
+            ));
+        }
         self.keep.check().map_err(TrainError::Invalid)
     }
 
@@ -51,20 +58,21 @@ impl Plan {
         let mut so_far = SoFar::default();
         let mut outcome = self.attempts(&mut so_far, &run_id, &place, printer.queue()).await;
         if let Some(shipped) = &self.shipment {
-            group::forget_run(&shipped.run, so_far.left).await;
+            group::forget_run(&shipped.run, std::mem::take(&mut so_far.left)).await;
         }
         let was_stopped = matches!(outcome, Err(TrainError::Stopped { .. }));
         printer.end(was_stopped, &self.stopper).await;
-        if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, place.claim()) {
-            // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
-            let checkpoints = self.listed(claim).await;
-            self.say_what_is_missing(&checkpoints);
-            so_far.best_checkpoint = self.keep.best_of(&checkpoints).cloned();
-            so_far.checkpoint = checkpoints.last().cloned();
-            so_far.checkpoints = checkpoints;
-        }
-        if let Err(TrainError::Stopped { so_far }) = &mut outcome {
-            so_far.elapsed = begun.elapsed();
+        if let Err(TrainError::Stopped { so_far: told }) = &mut outcome {
+            so_far.tell(told);
+            if let Some(claim) = place.claim() {
+                // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
+                let checkpoints = self.listed(claim).await;
+                self.say_what_is_missing(&checkpoints);
+                told.best_checkpoint = self.keep.best_of(&checkpoints).cloned();
+                told.checkpoint = checkpoints.last().cloned();
+                told.checkpoints = checkpoints;
+            }
+            told.elapsed = begun.elapsed();
         }
         if tokio::time::timeout(*limits::STORAGE, place.release()).await.is_err() {
             (self.on_notice)("the storage does not answer: others may use it in a minute");
@@ -155,8 +163,10 @@ impl Plan {
                     so_far.ports_lost += 1;
                     format!("{error}; trying another port")
                 }
-                TrainError::Grows { .. } => error.to_string(),
-                TrainError::Moves { .. } => {
+                TrainError::Grows { .. } | TrainError::Moves { .. } => {
+                    if let TrainError::Grows { ranks } = &error {
+                        so_far.grows_to = Some(*ranks);
+                    }
                     so_far.was_moved = true;
                     error.to_string()
                 }
@@ -193,7 +203,7 @@ impl Plan {
             limit: self.wait_for_room,
             // What was there may come back.
             for_nodes: so_far.failures > 0 || so_far.was_moved || self.wait_for_room.is_some(),
-            for_journal: so_far.has_begun || self.wait_for_room.is_some(),
+            for_journal: so_far.launches > 0 || self.wait_for_room.is_some(),
             notice: &*self.on_notice,
         };
         let group = tokio::select! {
@@ -201,8 +211,8 @@ impl Plan {
             () = self.stopper.stopped() => return Err(TrainError::stopped()),
             group = Group::place(self, &patience) => group?,
         };
-        so_far.has_begun = true;
-        let outcome = group.run(self, so_far.failures, run_id, place, output).await;
+        so_far.launch(group.ranks.len());
+        let outcome = group.run(self, so_far, run_id, place, output).await;
         let again = outcome.as_ref().err().filter(|error| self.goes_on(error, so_far));
         let mut returns_to = again.map(|_| group.nodes()).unwrap_or_default();
         if let Some(TrainError::Moves { node, .. }) = again {
@@ -221,14 +231,23 @@ async fn end_of(session: &Session) -> Option<Error> {
     answer.ok()?.err()
 }
 
-/// What has become of earlier attempts.
-#[derive(Default)]
-struct SoFar {
-    failures: u32,
-    ports_lost: u32,
-    was_moved: bool,
-    /// Ranks have been placed.
-    has_begun: bool,
-    /// Nodes with something of earlier attempts that the next one may find.
-    left: BTreeSet<u64>,
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::plan::Program;
+    use crate::process::Target;
+
+    #[test]
+    fn a_run_that_would_hang_at_once_is_refused_with_what_to_write_instead() {
+        let plan = |hang_timeout| Plan {
+            hang_timeout,
+            ..Plan::new(Program::Process(Target::Script(PathBuf::from("train.py"))))
+        };
+        assert!(plan(Duration::from_millis(1)).check().is_ok());
+        let refused = plan(Duration::ZERO).check().unwrap_err().to_string();
+        assert!(refused.contains("10m") && refused.contains("10years"), "{refused}");
+    }
 }

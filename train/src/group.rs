@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
-use wingbeat::{Drained, Error, NodeId, Session, get_all};
+use wingbeat::{Drained, Error, NodeId, get_all};
 
 use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
@@ -13,7 +13,8 @@ use crate::plan::{Plan, Program, Shipped};
 use crate::process::{Greeting, Target};
 use crate::progress::RankProgress;
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
-use crate::reservation::{Patience, Reservation, journal_fails, resources};
+use crate::reservation::{Patience, Reservation};
+use crate::room::Room;
 use crate::{limits, shipping, warm};
 
 /// How often, and how fast, a warm Python is asked for in place of one that is about to end.
@@ -205,17 +206,8 @@ impl Group {
     /// How many ranks it could have instead, if that is more.
     pub(crate) async fn room_for(&self, plan: &Plan) -> Option<u32> {
         let more = plan.scaling.beyond(self.reserved.units)?;
-        // What is free is granted to nobody meanwhile.
-        if journal_fails(&Session::current().ok()?).await.is_some() {
-            return None;
-        }
-        // What it holds is not free, and whatever else is, is room for more; but nodes of its own count once.
-        let own: BTreeSet<u64> = match plan.scaling.per_node {
-            Some(_) => self.ranks.iter().map(|rank| rank.at.node).collect(),
-            None => BTreeSet::new(),
-        };
-        let (free, _) = resources(&plan.scaling, &own).await.ok()?;
-        match more.fits(&free) {
+        let room = Room::look(&self.reserved.session, &more, Some(self.reserved.bundles.id())).await.ok()?;
+        match room.beside(&more, &self.nodes()) {
             0 => None,
             more => Some(plan.scaling.ranks_of(self.reserved.units + more)),
         }

@@ -20,6 +20,10 @@ const LIMIT: usize = 16 << 20;
 
 /// Writes the metrics of one attempt.
 pub(crate) struct Recorder {
+    attempt: u32,
+    /// How often ranks were launched before. What comes after a checkpoint is reported again after a move or a growth, in the same attempt:
+    /// of such reports, those of the last launch count.
+    launch: u32,
     events_file: String,
     waiting: Batch,
     /// What comes after [`waiting`](Self::waiting), a batch with each checkpoint that is stored, or cannot be: a report that waits for its
@@ -47,12 +51,14 @@ pub(crate) struct Recorded {
 }
 
 impl Recorder {
-    pub(crate) fn new() -> Recorder {
+    pub(crate) fn new(attempt: u32, launch: u32) -> Recorder {
         let now = now();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut events = Vec::new();
         record(&mut events, &[double(1, now), text(3, b"brain.Event:2")].concat());
         Recorder {
+            attempt,
+            launch,
             events_file: format!("events.out.tfevents.{}.{host}.{}", now as u64, std::process::id()),
             waiting: Batch { lines: Vec::new(), events },
             held: VecDeque::new(),
@@ -64,7 +70,7 @@ impl Recorder {
 
     /// Takes what rank 0 has reported. Its step is the metric `step`, or else how many reports were before it. It may wait
     /// until the checkpoint of the report [is stored](Recorder::stored).
-    pub(crate) fn add(&mut self, attempt: u32, metrics: &BTreeMap<String, f64>, waits_for_checkpoint: bool) {
+    pub(crate) fn add(&mut self, metrics: &BTreeMap<String, f64>, waits_for_checkpoint: bool) {
         let step = metrics.get("step").map_or(self.count, |step| *step as u64);
         self.count += 1;
         if self.waiting.lines.len() + self.held.iter().map(|batch| batch.lines.len()).sum::<usize>() > LIMIT {
@@ -80,7 +86,8 @@ impl Recorder {
         }
         // Also where a rank gives a metric one of these names.
         line.insert("time".into(), now.into());
-        line.insert("attempt".into(), attempt.into());
+        line.insert("attempt".into(), self.attempt.into());
+        line.insert("launch".into(), self.launch.into());
         if waits_for_checkpoint {
             self.held.push_back(Batch::default());
         }
@@ -197,7 +204,7 @@ mod tests {
 
     #[test]
     fn events_begin_as_every_file_of_tensorboard_s() {
-        let begin = Recorder::new().waiting.events;
+        let begin = Recorder::new(0, 0).waiting.events;
         // The length of the first event, 24 bytes, its masked checksum, and the tag of its time.
         assert_eq!(begin[..13], [0x18, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22, 0x09]);
         assert_eq!(begin[21..36], *b"\x1a\x0dbrain.Event:2");
@@ -210,10 +217,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         let claim = Claim::new(&storage, "test", &|_| (), std::future::pending()).await.unwrap().unwrap();
-        let (claim, mut recorder) = (Arc::new(claim), Recorder::new());
-        recorder.add(0, &BTreeMap::from([("loss".into(), 0.5), ("step".into(), 7.0)]), false);
+        let (claim, mut recorder) = (Arc::new(claim), Recorder::new(1, 3));
+        recorder.add(&BTreeMap::from([("loss".into(), 0.5), ("step".into(), 7.0)]), false);
         let first = recorder.write(claim.clone(), false).unwrap().await;
-        recorder.add(1, &BTreeMap::from([("loss".into(), f64::INFINITY), ("attempt".into(), 7.0)]), false);
+        recorder.add(&BTreeMap::from([("loss".into(), f64::INFINITY), ("attempt".into(), 7.0)]), false);
         assert!(recorder.write(claim.clone(), true).is_none(), "one batch after the other");
         recorder.recorded(first).unwrap();
         let second = recorder.write(claim, true).unwrap().await;
@@ -222,6 +229,7 @@ mod tests {
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((lines[0]["loss"].as_f64(), lines[0]["step"].as_f64()), (Some(0.5), Some(7.0)));
         assert_eq!((lines[1]["attempt"].as_u64(), lines[1]["loss"].as_str()), (Some(1), Some("inf")));
+        assert_eq!(lines[1]["launch"].as_u64(), Some(3), "an attempt may be launched several times");
     }
 
     #[tokio::test]
@@ -229,10 +237,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         let claim = Claim::new(&storage, "test", &|_| (), std::future::pending()).await.unwrap().unwrap();
-        let (claim, mut recorder) = (Arc::new(claim), Recorder::new());
-        recorder.add(0, &BTreeMap::from([("loss".into(), 1.0)]), true);
-        recorder.add(0, &BTreeMap::from([("loss".into(), 2.0)]), false);
-        recorder.add(0, &BTreeMap::from([("loss".into(), 3.0)]), true);
+        let (claim, mut recorder) = (Arc::new(claim), Recorder::new(0, 0));
+        recorder.add(&BTreeMap::from([("loss".into(), 1.0)]), true);
+        recorder.add(&BTreeMap::from([("loss".into(), 2.0)]), false);
+        recorder.add(&BTreeMap::from([("loss".into(), 3.0)]), true);
         assert!(recorder.write(claim.clone(), false).is_none());
         recorder.stored();
         let written = recorder.write(claim.clone(), false).unwrap().await;

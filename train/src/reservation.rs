@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use wingbeat::{Error, NodeId, PlacementGroup, Session, placement_group};
-use wingbeat_core::resources::ResourceSet;
 
 use crate::error::TrainError;
 use crate::limits;
+use crate::room::Room;
 use crate::scaling::Scaling;
 
 const ELASTIC_PAUSE: Duration = Duration::from_millis(50);
@@ -39,8 +39,66 @@ pub(crate) struct Reservation {
     pub nodes: Vec<NodeId>,
     /// How many units of [`Scaling`] it is.
     pub units: u32,
-    session: Session,
+    pub session: Session,
     is_released: bool,
+}
+
+/// What came of waiting for its place.
+enum Placing {
+    Done(Vec<NodeId>),
+    /// It is too large: so many units fit, or as few as there must be.
+    AtMost(u32),
+}
+
+/// How long a group has waited, and what was said of it.
+struct Waits<'a> {
+    scaling: &'a Scaling,
+    patience: &'a Patience<'a>,
+    begun: Instant,
+    /// After how long something is said next.
+    said: Duration,
+}
+
+impl Waits<'_> {
+    /// Whether it has waited for as long as it may.
+    fn is_over(&self) -> bool {
+        self.patience.limit.is_some_and(|limit| self.begun.elapsed() >= limit)
+    }
+
+    /// Until that, or until something is to be said.
+    fn left(&self) -> Duration {
+        self.patience.limit.map_or(self.said, |limit| limit.min(self.said)).saturating_sub(self.begun.elapsed())
+    }
+
+    fn is_due(&self) -> bool {
+        self.begun.elapsed() >= self.said
+    }
+
+    /// What was due is not said.
+    fn skip(&mut self) {
+        while self.is_due() {
+            self.said += self.said.min(SAID_AGAIN);
+        }
+    }
+
+    /// Says something of how long it has waited, if that is due.
+    fn say(&mut self, what: impl FnOnce(humantime::FormattedDuration) -> String) {
+        if self.is_due() {
+            (self.patience.notice)(&what(since(self.begun)));
+            self.said += self.said.min(SAID_AGAIN);
+        }
+    }
+
+    fn missing(&self, why: String) -> TrainError {
+        TrainError::NotEnoughResources { workers: self.scaling.ranks(), each: self.scaling.each(), why }
+    }
+
+    fn failed(&self, error: Error) -> TrainError {
+        match error {
+            Error::Infeasible { .. } => self.missing(error.to_string()),
+            error => error.into(),
+        }
+    }
 }
 
 impl Drop for Reservation {
@@ -52,33 +110,49 @@ impl Drop for Reservation {
 }
 
 impl Reservation {
-    /// Reserves what so many ranks need.
+    /// Reserves what so many ranks need. Where their number may vary and not all can be placed, as when another group was first, it is
+    /// fewer.
     ///
     /// # Errors
     /// It can never be placed, or was not in time, and why.
     pub(crate) async fn make(scaling: &Scaling, patience: &Patience<'_>) -> Result<Reservation, TrainError> {
-        let missing =
-            |why: String| TrainError::NotEnoughResources { workers: scaling.ranks(), each: scaling.each(), why };
-        let infeasible = |error| match error {
-            Error::Infeasible { .. } => missing(error.to_string()),
-            error => error.into(),
-        };
         let session = Session::current()?;
-        let (begun, mut said, mut healed) = (Instant::now(), SAID, false);
-        let (units, bundles) = loop {
+        let (mut waits, mut healed) = (Waits { scaling, patience, begun: Instant::now(), said: SAID }, false);
+        // As many as may still fit.
+        let mut sized = scaling.clone();
+        loop {
             // Nodes come and go while it waits.
-            let units = units(scaling).await?;
-            let (bundles, strategy) = scaling.bundles(units);
+            let units = units(&session, &sized).await?;
+            let (bundles, strategy) = sized.bundles(units);
             let asked = placement_group(bundles).strategy(strategy);
             let asked = if patience.for_nodes { asked.wait_until_feasible() } else { asked };
             let error = match asked.await {
-                Ok(bundles) => break (units, bundles),
-                Err(error @ Error::Infeasible { .. }) => return Err(infeasible(error)),
+                Ok(bundles) => {
+                    healed = false;
+                    // From here on it is given back, whatever happens.
+                    let session = session.clone();
+                    let mut reserved = Reservation { bundles, nodes: Vec::new(), units, session, is_released: false };
+                    match reserved.wait(&sized, &mut waits).await? {
+                        Placing::Done(nodes) => {
+                            reserved.nodes = nodes;
+                            return Ok(reserved);
+                        }
+                        Placing::AtMost(units) => {
+                            reserved.release().await;
+                            sized = sized.up_to(units);
+                        }
+                    }
+                    continue;
+                }
+                Err(Error::Infeasible { .. }) if units > sized.least => {
+                    sized = sized.up_to(units - 1);
+                    continue;
+                }
                 Err(error) => error,
             };
-            let is_in_time = patience.limit.is_none_or(|limit| begun.elapsed() < limit);
-            if !patience.for_journal || !is_in_time {
-                return Err(error.into());
+            let is_for_good = matches!(error, Error::Infeasible { .. });
+            if is_for_good || !patience.for_journal || waits.is_over() {
+                return Err(waits.failed(error));
             }
             // A run that was going on, or that may wait, does not fail for a disk that is full for a while.
             let Some(why) = journal_fails(&session).await else {
@@ -89,36 +163,47 @@ impl Reservation {
                 continue;
             };
             healed = false;
-            if begun.elapsed() >= said {
-                (patience.notice)(&format!(
-                    "waiting for {} now: the head cannot write its journal: {why}",
-                    since(begun)
-                ));
-                said += said.min(SAID_AGAIN);
-            }
+            waits.say(|since| format!("waiting for {since} now: the head cannot write its journal: {why}"));
             tokio::time::sleep(JOURNAL_PAUSE).await;
-        };
-        // From here on it is given back, whatever happens.
-        let mut reserved = Reservation { bundles, nodes: Vec::new(), units, session, is_released: false };
-        let (ready, asked) = (reserved.bundles.ready(), Instant::now());
-        while said <= begun.elapsed() {
-            said += said.min(SAID_AGAIN);
         }
-        reserved.nodes = loop {
-            let wait = patience.limit.map_or(said, |limit| limit.min(said)).saturating_sub(begun.elapsed());
-            match ready.get_timeout(wait.max(LEAST_WAIT.saturating_sub(asked.elapsed()))).await {
-                Ok(nodes) => break nodes,
+    }
+
+    /// Waits until it is placed. What may be smaller is asked for again when less is free, and it has waited for a while.
+    async fn wait(&self, sized: &Scaling, waits: &mut Waits<'_>) -> Result<Placing, TrainError> {
+        let may_be_smaller = self.units > sized.least;
+        let (ready, asked) = (self.bundles.ready(), Instant::now());
+        let (mut looks, mut had_room) = (asked + *limits::ELASTIC, false);
+        waits.skip();
+        loop {
+            let mut wait = waits.left().max(LEAST_WAIT.saturating_sub(asked.elapsed()));
+            if may_be_smaller {
+                wait = wait.min(looks.saturating_duration_since(Instant::now()));
+            }
+            match ready.get_timeout(wait).await {
+                Ok(nodes) => return Ok(Placing::Done(nodes)),
                 Err(Error::TimedOut { .. }) => {}
-                Err(error) => return Err(infeasible(error)),
+                Err(Error::Infeasible { .. }) if may_be_smaller => return Ok(Placing::AtMost(self.units - 1)),
+                Err(error) => return Err(waits.failed(error)),
             }
-            let why = reserved.why_not_placed().await;
-            if patience.limit.is_some_and(|limit| begun.elapsed() >= limit) {
-                return Err(missing(format!("they could not all be placed within {}: {why}", since(begun))));
+            if may_be_smaller && (looks <= Instant::now() || waits.is_over()) {
+                looks = Instant::now() + *limits::ELASTIC;
+                let room = Room::look(&self.session, sized, Some(self.bundles.id())).await?;
+                let fit = room.unawaited(sized);
+                // Where all seem to fit, it is placed soon; unless what is free is in parts that are too small, as of GPUs.
+                if room.is_granted && (fit < self.units || std::mem::replace(&mut had_room, true)) {
+                    return Ok(Placing::AtMost(fit.min(self.units - 1)));
+                }
             }
-            (patience.notice)(&format!("waiting for room for {} now: {why}", since(begun)));
-            said += said.min(SAID_AGAIN);
-        };
-        Ok(reserved)
+            if waits.is_over() {
+                let why = self.why_not_placed().await;
+                let since = since(waits.begun);
+                return Err(waits.missing(format!("they could not all be placed within {since}: {why}")));
+            }
+            if waits.is_due() {
+                let why = self.why_not_placed().await;
+                waits.say(|since| format!("waiting for room for {since} now: {why}"));
+            }
+        }
     }
 
     /// Gives it back, and ends what still runs in it.
@@ -149,30 +234,18 @@ fn since(begun: Instant) -> humantime::FormattedDuration {
     humantime::format_duration(Duration::from_secs(begun.elapsed().as_secs()))
 }
 
-/// What is free on the nodes that take new work and where ranks may be, but for these, and what they have in all.
-pub(crate) async fn resources(
-    scaling: &Scaling,
-    without: &BTreeSet<u64>,
-) -> Result<(Vec<ResourceSet>, Vec<ResourceSet>), Error> {
-    let state = Session::current()?.runtime().cluster_state().await?;
-    let open = state.nodes.into_iter().filter(|node| {
-        node.draining.is_none() && scaling.accepts(&node.info.labels) && !without.contains(&node.info.id.0)
-    });
-    Ok(open.map(|node| (node.available, node.info.resources)).unzip())
-}
-
 /// With how many units to begin. What the last attempt held is free again soon, and waited for; what was lost is not.
-async fn units(scaling: &Scaling) -> Result<u32, Error> {
+async fn units(session: &Session, scaling: &Scaling) -> Result<u32, Error> {
     if !scaling.is_elastic() {
         return Ok(scaling.most);
     }
     let begun = Instant::now();
     loop {
-        let (free, total) = resources(scaling, &BTreeSet::new()).await?;
-        match scaling.choose(&free, &total) {
+        let room = Room::look(session, scaling, None).await?;
+        match scaling.choose(room.now(scaling), room.ever(scaling)) {
             Some(units) => return Ok(units),
             // The group waits for its least, and says for what.
-            None if begun.elapsed() > *limits::ELASTIC => return Ok(scaling.fits(&free).max(scaling.least)),
+            None if begun.elapsed() > *limits::ELASTIC => return Ok(room.now(scaling).max(scaling.least)),
             None => tokio::time::sleep(ELASTIC_PAUSE).await,
         }
     }

@@ -260,7 +260,7 @@ impl Scaling {
     }
 
     /// How many units fit into this, at most as many as there may be.
-    pub(crate) fn fits(&self, nodes: &[ResourceSet]) -> u32 {
+    pub(crate) fn fits<'a>(&self, nodes: impl IntoIterator<Item = &'a ResourceSet>) -> u32 {
         let (mut units, rank) = (0, self.rank());
         for node in nodes {
             let ranks = ranks_in(node, &rank, self.ranks_of(self.most));
@@ -272,10 +272,30 @@ impl Scaling {
         units.min(self.most)
     }
 
-    /// How many units to start with what is free now, of what there is; none while more will soon be free.
-    pub(crate) fn choose(&self, free: &[ResourceSet], total: &[ResourceSet]) -> Option<u32> {
-        let (now, ever) = (self.fits(free), self.fits(total));
+    /// How many units may be held under a limit, beside what is used of it; at most as many as there may be. What the limit does not name
+    /// is not limited.
+    pub(crate) fn within(&self, limit: &ResourceSet, used: &ResourceSet) -> u32 {
+        let (rank, ranks) = (self.rank(), i64::from(self.per_node.unwrap_or(1)));
+        let limited = limit.iter().map(|(name, limit)| {
+            let unit = rank.get(name).units().saturating_mul(ranks);
+            // As in [`Scaling::bundles`].
+            let is_least = unit == 0 && name == CPU && self.gpus == 0.0;
+            (name, limit, if is_least { 1 } else { unit })
+        });
+        let left = limited.filter(|(_, _, unit)| *unit > 0).map(|(name, limit, unit)| {
+            u32::try_from(((limit - used.get(name)).units() / unit).max(0)).unwrap_or(u32::MAX)
+        });
+        left.min().unwrap_or(self.most).min(self.most)
+    }
+
+    /// How many units to start where so many fit now, and so many could if nobody else held anything; none while more will soon be free.
+    pub(crate) fn choose(&self, now: u32, ever: u32) -> Option<u32> {
         (now >= ever.max(self.least)).then_some(now)
+    }
+
+    /// Where it turned out that there cannot be more units than so many. There are never less than the least.
+    pub(crate) fn up_to(&self, units: u32) -> Scaling {
+        Scaling { most: units.clamp(self.least, self.most), ..self.clone() }
     }
 }
 
@@ -308,10 +328,32 @@ mod tests {
     #[test]
     fn what_will_be_free_again_is_waited_for_and_what_is_lost_is_not() {
         let ranks = Scaling::workers(4).elastic(1..=4);
-        assert_eq!(ranks.choose(&cpus(&[1, 2]), &cpus(&[2, 2])), None);
-        assert_eq!(ranks.choose(&cpus(&[2, 2]), &cpus(&[2, 2])), Some(4));
-        assert_eq!(ranks.choose(&cpus(&[2]), &cpus(&[2])), Some(2));
-        assert_eq!(ranks.choose(&cpus(&[0]), &cpus(&[0])), None);
+        let choose = |free: &[u32], total: &[u32]| ranks.choose(ranks.fits(&cpus(free)), ranks.fits(&cpus(total)));
+        assert_eq!(choose(&[1, 2], &[2, 2]), None);
+        assert_eq!(choose(&[2, 2], &[2, 2]), Some(4));
+        assert_eq!(choose(&[2], &[2]), Some(2));
+        assert_eq!(choose(&[0], &[0]), None);
+    }
+
+    #[test]
+    fn a_limit_counts_what_ranks_hold_and_names() {
+        let set = |cpus: u32, gpus: u32| ResourceSet::cpus(Amount::whole(cpus)).with(GPU, Amount::whole(gpus));
+        let ranks = Scaling::workers(4).elastic(1..=4).gpus_per_worker(0.5);
+        assert_eq!(ranks.within(&set(8, 1), &set(2, 0)), 2);
+        assert_eq!(ranks.within(&set(3, 0), &set(2, 9)), 1, "GPUs are not limited");
+        assert_eq!(ranks.within(&set(1, 0), &set(2, 0)), 0);
+        let least = |units| ResourceSet::cpus(Amount::from_units(units));
+        assert_eq!(Scaling::workers(4).elastic(1..=4).cpus_per_worker(0.0).within(&least(3), &least(1)), 2);
+        assert_eq!(ranks.within(&ResourceSet::new().with("license", Amount::ONE), &set(9, 9)), 4);
+        assert_eq!(Scaling::nodes(3, 2).elastic(1..=3).within(&set(5, 0), &set(1, 0)), 2, "a unit is a node with two");
+    }
+
+    #[test]
+    fn a_group_that_finds_less_room_is_smaller_and_has_its_least() {
+        let ranks = Scaling::workers(4).elastic(2..=4);
+        assert_eq!(ranks.up_to(3).ranks(), 3);
+        assert_eq!(ranks.up_to(0).ranks(), 2);
+        assert!(!ranks.up_to(1).is_elastic());
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl TorchTrainer {
     }
 
     /// After how long without output or report the ranks' stacks are shown, and who keeps the others waiting; 10 minutes
-    /// if nothing is said.
+    /// if nothing is said, and never 0. While ranks wait for the storage, that is said instead, and is no hang.
     pub fn hang_timeout(mut self, after: Duration) -> Self {
         self.plan.hang_timeout = after;
         self

@@ -200,6 +200,38 @@ fn a_stopped_run_gives_its_ranks_time_to_report_once_more() {
     assert_eq!(so_far.checkpoint.unwrap().files, ["step"]);
 }
 
+/// Reports in its first attempt, and fails. The second has nothing to do.
+#[wingbeat::remote]
+fn fails_after_a_report(context: RankContext) -> Result<(), Failure> {
+    if context.attempt == 0 {
+        context.report([("loss", 0.5)], None)?;
+        return Err("no luck".into());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_that_is_stopped_between_two_attempts_tells_how_far_it_had_come() {
+    let _local = Local::start();
+    let trainer = TorchTrainer::function(fails_after_a_report::remote).scaling(Scaling::workers(2)).max_failures(1);
+    let stopper = trainer.stopper();
+    let trainer = trainer.on_notice(move |notice| {
+        if notice.contains("trying again") {
+            stopper.stop();
+        }
+    });
+    let Err(TrainError::Stopped { so_far }) = fit(trainer) else { panic!("it was stopped") };
+    assert_eq!((so_far.ranks, so_far.attempts, so_far.metrics.get("loss")), (2, 1, Some(&0.5)));
+}
+
+#[test]
+fn the_last_metrics_are_the_result_s_also_when_the_last_attempt_had_nothing_to_do() {
+    let _local = Local::start();
+    let trainer = TorchTrainer::function(fails_after_a_report::remote).max_failures(1).on_notice(|_| {});
+    let result = fit(trainer).unwrap().result;
+    assert_eq!((result.attempts, result.metrics.get("loss")), (2, Some(&0.5)));
+}
+
 #[wingbeat::remote]
 fn never_asks(context: RankContext) -> Result<(), ReportError> {
     context.report([("step", 0.0)], None)?;

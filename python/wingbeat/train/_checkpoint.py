@@ -11,6 +11,8 @@ from typing import Any
 
 _METADATA = ".metadata.json"
 _PREFIX = "checkpoint_"
+# Of temporary copies. Ranks name theirs `wingbeat-checkpoint-…`, and remove old folders of that name.
+_COPY = "wingbeat-copy-"
 # What the run adds to a checkpoint, and no user wants.
 _COMPLETE = ".wingbeat-complete.json"
 _OWN = (_COMPLETE, ".wingbeat-made-in")
@@ -67,7 +69,7 @@ class Checkpoint:
 
         if self._is_local() and not os.path.isdir(self.path):
             raise FileNotFoundError(f"the checkpoint {self.path} does not exist, or is not a directory")
-        to = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="wingbeat-checkpoint-")
+        to = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix=_COPY)
         if self._is_local():
             shutil.copytree(self.path, to, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_OWN))
             return to
@@ -99,7 +101,7 @@ class Checkpoint:
             return
         import tempfile
 
-        with tempfile.TemporaryDirectory(prefix="wingbeat-checkpoint-") as folder:
+        with tempfile.TemporaryDirectory(prefix=_COPY) as folder:
             yield self.to_directory(folder)
 
     def get_metadata(self) -> dict[str, Any]:

@@ -236,7 +236,8 @@ class RunConfig:
         worker_runtime_env: `{"env_vars": {…}, "working_dir": …}` of the ranks. Other keys are refused.
         grace_s: How many seconds ranks have to save what they have, when the run is stopped or moved, or another rank
             has failed. Wingbeat's own.
-        hang_timeout_s: After how many seconds without output or report the ranks' stacks are shown. Wingbeat's own.
+        hang_timeout_s: After how many seconds without output or report the ranks' stacks are shown; more than 0. Wingbeat's
+            own.
         warm: Whether ranks are forked from a process that has torch imported. Wingbeat's own.
         namespace: The namespace of the run's job, to which quotas apply; None for `$WINGBEAT_NAMESPACE`, and without that a
             new one. Wingbeat's own.
@@ -277,6 +278,11 @@ class RunConfig:
             )
         if self.callbacks:
             raise refuse("RunConfig(callbacks=…)", "print or log in the loop, or read metrics.jsonl in Result.path")
+        if seconds(self.hang_timeout_s) == "0ms":
+            raise ValueError(
+                f"hang_timeout_s must be more than 0, not {self.hang_timeout_s!r}: give the seconds of silence after which a "
+                "run hangs, as 600; a large number, as 1e9, turns it off"
+            )
         self.failure_config = self.failure_config or FailureConfig()
         self.checkpoint_config = self.checkpoint_config or CheckpointConfig()
         runtime = dict(self.worker_runtime_env or {})

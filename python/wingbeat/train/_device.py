@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from wingbeat.train._context import get_context
 
 if TYPE_CHECKING:
     import torch
+
+# How the ranks of a node are told apart.
+_LAYOUT = "WINGBEAT_LAYOUT"
+_TORCHRUN = "torchrun"
 
 
 def get_device() -> torch.device:
@@ -36,6 +41,8 @@ def get_devices() -> list[torch.device]:
     if not torch.cuda.is_available():
         return [torch.device("cpu")]
     context, visible = get_context(), torch.cuda.device_count()
+    if os.environ.get(_LAYOUT, _TORCHRUN) != _TORCHRUN:
+        return [torch.device("cuda", number) for number in range(visible)]  # the rank sees only its own
     # Every rank of a node sees the GPUs of all, in the order of ranks.
     each, rest = divmod(visible, context.local_world_size)
     if each and not rest:

@@ -145,6 +145,10 @@ def _split(loader: DataLoader[Any], rank: int, ranks: int) -> DataLoader[Any]:
     )
 
 
+# What follows the last batch: a batch may be anything, also None.
+_END = object()
+
+
 class _OnDevice(DataLoader[Any]):
     """A loader whose batches are on a GPU."""
 
@@ -170,14 +174,14 @@ class _OnDevice(DataLoader[Any]):
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
         def copy() -> Any:
-            batch = next(batches, None)
+            batch = next(batches, _END)
             if _hides_tensors(batch):  # their memory is given to a later copy as soon as the loop lets go of the batch
                 stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(stream):
                 return moved(batch, self._device)
 
         following = copy()
-        while following is not None:
+        while following is not _END:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(stream)
             batch = following

@@ -20,7 +20,7 @@ _reported_here: str | None = None
 # How many reports a trial has made, or what it said itself.
 ITERATION = "training_iteration"
 # What the run adds to each report in `metrics.jsonl`.
-_RECORDED = ("time", "attempt")
+_RECORDED = ("time", "attempt", "launch")
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -64,7 +64,7 @@ def report(
 
     Raises:
         TypeError: A metric is not a number.
-        ValueError: A metric of a trial of `wingbeat.tune` is called "time" or "attempt".
+        ValueError: A metric of a trial of `wingbeat.tune` is called "time", "attempt" or "launch".
         FileNotFoundError: The checkpoint does not exist on this machine.
         ReportError: The checkpoint cannot be stored, a rank ended without this report, or the run has ended.
         NotImplementedError: An option is refused.

@@ -262,7 +262,8 @@ class Trial(_trial.Trial):
         for line in whole.splitlines():
             try:
                 told = json.loads(line)
-                told.pop("attempt", None)
+                for name in ("attempt", "launch"):
+                    told.pop(name, None)
                 moment = float(told.pop("time"))
                 metrics = {name: float(value) for name, value in told.items()}
             except (ValueError, TypeError, KeyError, AttributeError):  # damaged: reports before and after it are whole

@@ -113,7 +113,7 @@ impl Attempt<'_> {
     /// Begins to store a checkpoint.
     pub(super) fn save(&mut self, reports: BTreeMap<usize, Report>) {
         let number = self.checkpoints.next;
-        self.checkpoints.next += 1;
+        (self.checkpoints.next, self.checkpoints.save_began) = (number + 1, Instant::now());
         let save = save(self.group, self.storage, number, &reports);
         // Those who do not wait are answered now, and their next checkpoint waits for what is left of this one.
         let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
@@ -141,6 +141,7 @@ impl Attempt<'_> {
     }
 
     pub(super) fn begin_lookup(&mut self, node: u64, rank: usize) {
+        self.checkpoints.lookups.began.get_or_insert_with(Instant::now);
         let (fetcher, place) = (self.group.fetcher(rank).cloned(), self.storage.clone());
         let find = async move {
             let (Some(claim), Some(fetcher)) = (place.claim(), fetcher) else { return Ok(None) };
@@ -155,6 +156,9 @@ impl Attempt<'_> {
     }
 
     pub(super) fn looked_up(&mut self, node: u64, answer: &Answer) {
+        // One is over, and others are: how long each takes alone is of interest.
+        self.checkpoints.lookups.began = (!self.checkpoints.lookups.running.is_empty()).then(Instant::now);
+        self.quiet.since = Instant::now();
         let [with, since] = self.checkpoints.lookups.asked.remove(&node).unwrap_or_default();
         for (rank, id) in with {
             self.tell_one(rank, id, answer);

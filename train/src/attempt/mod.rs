@@ -1,12 +1,14 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 //!
-//! `checkpoints`: what is reported is stored; `metrics`: so are metrics; `quiet`: nobody says anything; `failure`: why it
-//! has failed; `state`: what is known meanwhile.
+//! `checkpoints`: what is reported is stored; `growth`: there is room for more ranks; `metrics`: so are metrics; `quiet`: nobody says anything; `slow`: the
+//! storage takes long; `failure`: why it has failed; `state`: what is known meanwhile.
 
 mod checkpoints;
 mod failure;
+mod growth;
 mod metrics;
 mod quiet;
+mod slow;
 mod state;
 
 use std::collections::BTreeMap;
@@ -27,6 +29,7 @@ use crate::printer::Message;
 use crate::process::{Answer, Event, Report};
 use crate::progress::Progress;
 use crate::reports::{Reports, Step};
+use crate::so_far::SoFar;
 use crate::storage::Place;
 
 /// How long what ranks print while they are stopped waits for somebody to read it.
@@ -95,20 +98,20 @@ impl Group {
     pub(crate) async fn run(
         &self,
         plan: &Plan,
-        attempt: u32,
+        so_far: &mut SoFar,
         run_id: &str,
         storage: &Place,
         output: &mpsc::Sender<Message>,
     ) -> Result<Finished, TrainError> {
         let ranks = self.ranks.iter().map(Member::progress).collect();
-        let progress = Progress { attempt, ranks, reports: 0 };
+        let progress = Progress { attempt: so_far.failures, ranks, reports: 0 };
         (plan.on_progress)(&progress);
         let (stored, launched) = tokio::select! {
             biased;
             () = plan.stopper.stopped() => return Err(TrainError::stopped()),
             launched = async {
                 // One that shows nothing any more is found out when there is something to show.
-                let _ = output.send(Message::Begun(attempt)).await;
+                let _ = output.send(Message::Begun(progress.attempt)).await;
                 let stored = self.find_stored(storage).await?;
                 let launched = self.launch(plan, run_id, &progress, &stored).await?;
                 Ok::<_, TrainError>((stored, launched))
@@ -121,28 +124,40 @@ impl Group {
             group: self,
             storage,
             showing: Showing { output, unshown: None, pause: Instant::now(), pauses: 0 },
-            metrics: Metrics::new(),
+            metrics: Metrics::new(so_far.failures, so_far.launches.saturating_sub(1)),
             checkpoints: Checkpoints::from(&stored),
             quiet: Quiet::new(ras),
-            moves: Moves::new(),
+            moves: Moves::new(so_far.failed_growths),
             ranks: Ranks::new(count, calls),
             reports: Reports::of(count),
             progress,
-            finished: Finished { ranks: count as u32, ..Finished::default() },
+            // An attempt that has nothing left to do reports nothing.
+            finished: Finished { ranks: count as u32, metrics: so_far.metrics.clone(), ..Finished::default() },
         };
         let mut told = attempt.until_failure(&mut events).await;
         if told.is_ok() && attempt.ranks.are_well() {
             attempt.hurry();
             let given_up = async {
                 plan.stopper.stopped().await;
+                let (storage, seconds) = (storage.name(), limits::STORAGE.as_secs());
+                (plan.on_notice)(&format!(
+                    "the run was stopped: waiting up to {seconds} s for {storage} to store the last checkpoint"
+                ));
                 tokio::time::sleep(*limits::STORAGE).await;
             };
+            let waits = slow::remind(*limits::STORAGE, |took| {
+                let (storage, seconds) = (storage.name(), took.as_secs());
+                (plan.on_notice)(&format!(
+                    "all ranks have ended: waiting for {storage} to store the last checkpoint, {seconds} s so far"
+                ));
+            });
             let saved = tokio::select! {
                 biased;
                 saved = attempt.finish_saves() => saved,
                 () = given_up => Err(TrainError::stopped()),
+                never = waits => match never {},
             };
-            return attempt.finish(saved).await;
+            return attempt.finish(saved, so_far).await;
         }
         let now = Instant::now();
         let (grace, runs_on) = match (&told, &attempt.moves.drained) {
@@ -177,7 +192,7 @@ impl Group {
         if told.is_ok() && !attempt.ranks.are_well() {
             told = Err(attempt.first_failure(port));
         }
-        attempt.finish(told).await
+        attempt.finish(told, so_far).await
     }
 }
 
@@ -190,7 +205,7 @@ impl Attempt<'_> {
             let stopped = self.plan.stopper.stopped();
             let room_made = tokio::time::sleep_until(self.makes_room_until().unwrap_or_else(Instant::now).into());
             let leaves = tokio::time::sleep_until(self.moves.leaves_at.unwrap_or_else(Instant::now).into());
-            let look = tokio::time::sleep_until((self.quiet.since + self.patience()).into());
+            let look = tokio::time::sleep_until(self.next_look().into());
             tokio::select! {
                 biased;
                 () = stopped => return Err(TrainError::stopped()),
@@ -204,10 +219,12 @@ impl Attempt<'_> {
                 drained = due(self.moves.drained.clone().zip(self.moves.asked_at)), if self.moves.drained.is_some() => {
                     return Err(moves(drained));
                 }
-                () = leaves, if self.moves.leaves_at.is_some() && self.checkpoints.saves.is_empty() => {
+                Some(room) = self.moves.looks.next(), if !self.moves.looks.is_empty() => self.found_room(room)?,
+                () = leaves, if self.may_leave() => {
                     match (self.moves.drained.clone(), self.moves.grows_to) {
                         (Some(drained), _) => return Err(moves(drained)),
-                        (None, Some(ranks)) => return Err(TrainError::Grows { ranks }),
+                        // Others may have taken the room since.
+                        (None, Some(_)) => self.look_for_room(Some(GROWTH_LOOK)),
                         (None, None) => self.moves.leaves_at = None,
                     }
                 }
@@ -246,9 +263,7 @@ impl Attempt<'_> {
                 Some(removed) = self.checkpoints.removals.running.next(), if !self.checkpoints.removals.running.is_empty() => self.removed(removed),
                 // The next checkpoint waits no longer.
                 () = room_made, if !self.checkpoints.held.is_empty() && self.makes_room_until().is_some_and(|until| until > Instant::now()) => {}
-                () = tokio::time::sleep_until(self.moves.next_growth.into()), if self.may_grow() => {
-                    or_stopped(self.plan, self.grow()).await?;
-                }
+                () = tokio::time::sleep_until(self.moves.next_growth.into()), if self.may_grow() => self.look_for_room(None),
                 () = look, if self.showing.unshown.is_none() => or_stopped(self.plan, self.look()).await?,
             }
         }
@@ -267,7 +282,7 @@ impl Attempt<'_> {
     }
 
     /// How it ended, with how far it has come; what is left of the metrics is written.
-    async fn finish(mut self, mut ended: Result<(), TrainError>) -> Result<Finished, TrainError> {
+    async fn finish(mut self, ended: Result<(), TrainError>, so_far: &mut SoFar) -> Result<Finished, TrainError> {
         let until = tokio::time::Instant::now() + *limits::STORAGE;
         let written = tokio::time::timeout_at(until, self.record_all()).await;
         if written.is_err() && !self.metrics.has_complained {
@@ -278,34 +293,8 @@ impl Attempt<'_> {
                 "old checkpoints could not be removed in time: the next run on this storage removes them before its first",
             );
         }
-        if let Err(TrainError::Stopped { so_far }) = &mut ended {
-            (so_far.ranks, so_far.attempts) = (self.finished.ranks, self.progress.attempt + 1);
-            so_far.metrics = std::mem::take(&mut self.finished.metrics);
-        }
+        so_far.metrics.clone_from(&self.finished.metrics);
         ended.map(|()| self.finished)
-    }
-
-    fn may_grow(&self) -> bool {
-        self.plan.scaling.is_elastic()
-            && self.moves.grows_to.is_none()
-            && self.group.ranks.len() < self.plan.scaling.ranks() as usize
-    }
-
-    /// Looks whether there is room for more ranks.
-    async fn grow(&mut self) -> Result<(), TrainError> {
-        self.moves.next_growth = Instant::now() + GROWTH_LOOK;
-        self.moves.grows_to = self.group.room_for(self.plan).await;
-        match self.moves.grows_to {
-            // What has been done since the last checkpoint would be lost.
-            Some(ranks) if self.storage.claim().is_none() => Err(TrainError::Grows { ranks }),
-            Some(ranks) => {
-                (self.plan.on_notice)(&format!(
-                    "there is room for {ranks} ranks: the run goes on with them after its next checkpoint"
-                ));
-                Ok(())
-            }
-            None => Ok(()),
-        }
     }
 
     /// Asks those who are left to end, and then ends them. Nobody is left behind when this returns: the next attempt
@@ -472,7 +461,7 @@ impl Attempt<'_> {
                 let has_checkpoint = reports.values().any(|report| report.checkpoint.is_some());
                 if let Some(first) = reports.get(&0) {
                     self.finished.metrics.clone_from(&first.metrics);
-                    self.metrics.recorder.add(self.progress.attempt, &first.metrics, has_checkpoint && first.waits);
+                    self.metrics.recorder.add(&first.metrics, has_checkpoint && first.waits);
                 }
                 if !has_checkpoint {
                     self.tell(reports, &Answer(Ok(None)));

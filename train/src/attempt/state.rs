@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use wingbeat::{AnyRef, Drained, Error};
 
 use super::Finished;
+use super::slow::Reminders;
 use crate::group::Group;
 use crate::launch::Stored;
 use crate::plan::Plan;
@@ -20,8 +21,10 @@ use crate::recorder::{Recorded, Recorder};
 use crate::reports::Reports;
 use crate::storage::Place;
 
-/// How often an elastic group that could be larger looks whether there is room.
+/// How often an elastic group that could be larger looks whether there is room; and twice as long each time that there was none for it after
+/// all, which costs the run a start: up to 2^8 times.
 pub(super) const GROWTH_LOOK: Duration = Duration::from_secs(2);
+const GROWTH_DOUBLED: u32 = 8;
 
 /// What is known while it runs.
 pub(super) struct Attempt<'a> {
@@ -33,7 +36,7 @@ pub(super) struct Attempt<'a> {
     pub metrics: Metrics,
     pub checkpoints: Checkpoints,
     pub quiet: Quiet,
-    pub moves: Moves,
+    pub moves: Moves<'a>,
     pub ranks: Ranks,
     pub reports: Reports,
     pub progress: Progress,
@@ -51,10 +54,14 @@ pub(super) struct Showing<'a> {
 }
 
 /// Why the attempt may end although nothing has failed.
-pub(super) struct Moves {
-    /// When an elastic group looks next whether there is room for more ranks.
+pub(super) struct Moves<'a> {
+    /// How often an elastic group looks whether there is room for more ranks.
+    pub growth_look: Duration,
+    /// And when next.
     pub next_growth: Instant,
-    /// How many ranks it is to have when its next checkpoint is there.
+    /// The look that is under way: for how many ranks there is room, if for more. The head may be away meanwhile.
+    pub looks: FuturesUnordered<BoxFuture<'a, Option<u32>>>,
+    /// How many ranks it is to have when its next checkpoint is there, if there is still room then.
     pub grows_to: Option<u32>,
     /// The node that it must leave.
     pub drained: Option<Drained>,
@@ -65,10 +72,14 @@ pub(super) struct Moves {
     pub leaves_at: Option<Instant>,
 }
 
-impl Moves {
-    pub(super) fn new() -> Moves {
+impl Moves<'_> {
+    /// Of a run that has left to grow so often in a row, and found no room.
+    pub(super) fn new(failed_growths: u32) -> Self {
+        let growth_look = GROWTH_LOOK * (1 << failed_growths.min(GROWTH_DOUBLED));
         Moves {
-            next_growth: Instant::now() + GROWTH_LOOK,
+            growth_look,
+            next_growth: Instant::now() + growth_look,
+            looks: FuturesUnordered::new(),
             grows_to: None,
             drained: None,
             asked_at: None,
@@ -92,6 +103,8 @@ pub(super) struct Checkpoints {
     pub stored_at: Instant,
     /// The one that is being written, and who waits for it.
     pub saves: FuturesUnordered<BoxFuture<'static, Saved>>,
+    /// When that began, or the one before it.
+    pub save_began: Instant,
     /// Reports with the next ones, which wait for that: ranks have only so many calls at a time, and must hear of a stop.
     pub held: VecDeque<BTreeMap<usize, Report>>,
     /// Why one that ranks did not wait for could not be stored while they ended.
@@ -121,6 +134,8 @@ pub(super) struct Removals {
 pub(super) struct Lookups {
     /// Where it is, for a node.
     pub running: FuturesUnordered<BoxFuture<'static, (u64, Answer)>>,
+    /// Since when there has been one under way, while there is.
+    pub began: Option<Instant>,
     /// Ranks of each node that have asked for that: with the lookup that is under way, and since.
     pub asked: BTreeMap<u64, [Vec<(usize, u64)>; 2]>,
 }
@@ -134,6 +149,7 @@ impl Checkpoints {
             has_stored: false,
             stored_at: Instant::now(),
             saves: FuturesUnordered::new(),
+            save_began: Instant::now(),
             held: VecDeque::new(),
             not_stored: None,
             has_made_room: false,
@@ -159,8 +175,9 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    pub(super) fn new() -> Metrics {
-        Metrics { recorder: Recorder::new(), writing: FuturesUnordered::new(), has_complained: false }
+    /// Of a launch: of the attempt's number, and of how many were before it.
+    pub(super) fn new(attempt: u32, launch: u32) -> Metrics {
+        Metrics { recorder: Recorder::new(attempt, launch), writing: FuturesUnordered::new(), has_complained: false }
     }
 }
 
@@ -175,11 +192,20 @@ pub(super) struct Quiet {
     pub ras: Option<u16>,
     /// How far it was when nothing had been heard for half the time that makes a hang.
     pub nccl: Option<Status>,
+    /// What was said of a storage for which ranks wait.
+    pub slow: Reminders,
 }
 
 impl Quiet {
     pub(super) fn new(ras: Option<u16>) -> Quiet {
-        Quiet { since: Instant::now(), was_named: false, was_hanging: false, ras, nccl: None }
+        Quiet {
+            since: Instant::now(),
+            was_named: false,
+            was_hanging: false,
+            ras,
+            nccl: None,
+            slow: Reminders::default(),
+        }
     }
 }
 

@@ -39,7 +39,8 @@ const COMPLETE: &str = ".wingbeat-complete.json";
 const AT_ONCE: usize = 16;
 /// As many bytes has a small file at most.
 const SMALL: u64 = 1 << 20;
-/// Copies of checkpoints of elsewhere.
+/// Copies of checkpoints of elsewhere. What begins so and nobody uses is removed, so users' own copies are named otherwise (`_COPY` in
+/// `_checkpoint.py`).
 const COPY: &str = "wingbeat-checkpoint-";
 /// Files of a checkpoint that are not its user's.
 const OWN: [&str; 2] = [COMPLETE, claim::MARK];

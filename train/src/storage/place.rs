@@ -32,6 +32,11 @@ impl Place {
         self.claim.get()
     }
 
+    /// As it is named in a notice.
+    pub(crate) fn name(&self) -> String {
+        self.claim().map_or_else(|| "the storage".to_owned(), |claim| format!("the storage {}", claim.storage().url()))
+    }
+
     /// The storage, made if there is none.
     ///
     /// # Errors
