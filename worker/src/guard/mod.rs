@@ -130,6 +130,12 @@ pub(crate) fn has_ended(error: &io::Error) -> bool {
     )
 }
 
+/// Whether what was asked of the guard has failed because it has not taken in what was asked before, or the kernel is short of memory.
+pub(crate) fn takes_nothing_now(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM))
+}
+
 impl Guard {
     /// Starts the guard of this daemon, which listens with `listening`. Reports are given to `report` on a thread of their own, until the
     /// guard ends.
@@ -169,16 +175,18 @@ impl Guard {
         // An environment can be larger than a datagram.
         let content = start::to_memfd(&Request::Launch(launch))?;
         let all = [&content, &fds.executable, &fds.start, &fds.arena, &fds.page, &fds.stdout, &fds.stderr];
-        send_with(self.socket.as_fd(), &[IN_FILE], &all.map(AsFd::as_fd))
+        send_as_with(self.socket.as_fd(), &[IN_FILE], &all.map(AsFd::as_fd), SendFlags::DONTWAIT)
     }
 
-    pub(crate) fn kill(&self, process: ProcessId) {
-        let sent = send(self.socket.as_fd(), &Request::Kill(process));
-        // A guard that was told to stop ends everything by itself.
-        if let Err(error) = sent
-            && !self.is_stopping.load(Ordering::Acquire)
-        {
-            tracing::warn!(%error, %process, "cannot ask the guard to end a worker process");
+    /// Asks the guard to end a worker process; as often as one likes. Never waits.
+    ///
+    /// # Errors
+    /// [`takes_nothing_now`]: it has not heard it, and is to be asked again.
+    pub(crate) fn kill(&self, process: ProcessId) -> io::Result<()> {
+        match send_as(self.socket.as_fd(), &Request::Kill(process), SendFlags::DONTWAIT) {
+            // A guard that was told to stop ends everything by itself, and so does the parent of one that has ended.
+            Err(error) if has_ended(&error) || self.is_stopping.load(Ordering::Acquire) => Ok(()),
+            sent => sent,
         }
     }
 
@@ -244,12 +252,16 @@ impl Drop for Guard {
 }
 
 pub(crate) fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_as_with(socket, bytes, fds, SendFlags::empty())
+}
+
+fn send_as_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL | flags)?;
     Ok(())
 }
 
@@ -261,14 +273,18 @@ const DATAGRAM: usize = 4096;
 
 /// Sends a short message. It needs no descriptors, of which only so many may be on their way.
 pub(crate) fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T) -> io::Result<()> {
+    send_as(socket, message, SendFlags::empty())
+}
+
+fn send_as<T: Serialize>(socket: BorrowedFd<'_>, message: &T, flags: SendFlags) -> io::Result<()> {
     let mut bytes = bytes::BytesMut::new();
     bytes.extend_from_slice(&[INLINE]);
     wingbeat_core::codec::encode_message(message, &mut bytes).map_err(io::Error::other)?;
     if bytes.len() > DATAGRAM {
         let content = start::to_memfd(message)?;
-        return send_with(socket, &[IN_FILE], &[content.as_fd()]);
+        return send_as_with(socket, &[IN_FILE], &[content.as_fd()], flags);
     }
-    send_with(socket, &bytes, &[])
+    send_as_with(socket, &bytes, &[], flags)
 }
 
 /// As [`send`], where the kernel may be short of memory for a moment: nobody asks again for what was not said.
@@ -569,4 +585,32 @@ fn is_child(pid: Pid) -> bool {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     !matches!(waitid(WaitId::Pid(pid), look), Err(rustix::io::Errno::CHILD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guard_that_takes_nothing_holds_up_nobody_who_asks_it() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let guard = Guard { socket: ours, child: parking_lot::Mutex::new(None), is_stopping: AtomicBool::new(false) };
+        let mut heard = 0;
+        let error = loop {
+            match guard.kill(ProcessId(7)) {
+                Ok(()) => heard += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(takes_nothing_now(&error), "{error}");
+        for _ in 0..heard {
+            let request = receive::<Request>(theirs.as_fd()).unwrap().unwrap().0;
+            assert!(matches!(request, Request::Kill(ProcessId(7))));
+        }
+        guard.kill(ProcessId(7)).unwrap();
+        // One that has ended has ended them.
+        drop(theirs);
+        guard.kill(ProcessId(7)).unwrap();
+    }
 }

@@ -92,8 +92,8 @@ impl Daemon {
             }
             Action::Launch { process, job, gpus } => self.launch(pool, process, job, gpus),
             Action::Kill(process) => {
-                self.guard.kill(process);
-                self.vital("seeing a process end", self.clone().follow_to_its_end(process));
+                let asked = self.guard.kill(process);
+                self.vital("seeing a process end", self.clone().follow_to_its_end(process, asked));
             }
             Action::Order { process, command, then } => {
                 if let Some(process) = pool.processes.get(&process) {
