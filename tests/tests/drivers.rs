@@ -81,6 +81,18 @@ fn drive(what: &str) {
         "stays" => {
             let _ = stays_with_a_child::remote().get_blocking();
         }
+        "forks" => {
+            // SAFETY: the copy does nothing but to wait; it takes no lock.
+            let copy = unsafe { libc::fork() };
+            if copy == 0 {
+                loop {
+                    // SAFETY: a plain call.
+                    unsafe { libc::pause() };
+                }
+            }
+            println!("copy {copy}");
+            let _ = stays_with_a_child::remote().get_blocking();
+        }
         other => panic!("{other}"),
     }
 }
@@ -179,6 +191,29 @@ fn ctrl_c_leaves_nothing_behind() {
         return drive(&what);
     }
     a_driver_that_ends_by(rustix::process::Signal::INT, "ctrl_c_leaves_nothing_behind");
+}
+
+/// A pool of processes that a driver has forked (`multiprocessing`, a pre-fork server) goes on for a while, and has what the driver had open.
+#[test]
+fn a_killed_driver_leaves_nothing_behind_also_where_its_copy_lives_on() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let mut child = driver("a_killed_driver_leaves_nothing_behind_also_where_its_copy_lives_on", "forks");
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut pids_after = |word: &str| -> Vec<u32> {
+        let line = lines.find(|line| line.contains(word)).unwrap();
+        line.rsplit(word).next().unwrap().split(' ').map(|pid| pid.parse().unwrap()).collect()
+    };
+    let copy = wingbeat_tests::Process::of(pids_after("copy ")[0]).unwrap();
+    let pids = pids_after("pids ");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left: Vec<u32> =
+        pids.into_iter().filter(|pid| !wingbeat_tests::wait_for_end(*pid, Duration::from_secs(60))).collect();
+    let lives_on = copy.is_alive();
+    copy.signal(rustix::process::Signal::KILL);
+    assert!(lives_on && left.is_empty(), "{left:?} outlived their driver");
 }
 
 #[test]
