@@ -185,7 +185,11 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
             Some(head) => Ok(head),
             None => return Ok(()),
         },
-        (_, Some(file)) => Head::start_with_journal(config, file, standby).await,
+        // It may have to hear first from others whether it may lead.
+        (_, Some(file)) => match unless_asked(&mut signals, Head::start_with_journal(config, file, standby)).await {
+            Some(begun) => begun,
+            None => return Ok(()),
+        },
         (_, None) => Head::start_to_be_followed(config).await,
     };
     let head = head.context("cannot start the head")?;
@@ -231,6 +235,17 @@ fn leaves_the_cluster(keeps_journal: bool, asked: &str) -> bool {
     keeps_journal && asked != INTERRUPTED
 }
 
+/// What has begun; none when the head is asked to end before.
+async fn unless_asked<T>(signals: &mut Signals, begins: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        begun = begins => Some(begun),
+        asked = signals.next() => {
+            notice!("wingbeat head: {}; it ends before it has begun", asked.what);
+            None
+        }
+    }
+}
+
 /// Stands by until it leads; none when it ends before.
 async fn stand_by(
     config: HeadConfig,
@@ -238,7 +253,8 @@ async fn stand_by(
     file: &std::path::Path,
     signals: &mut Signals,
 ) -> Result<Option<HeadHandle>> {
-    let mut standby = Head::stand_by(config, of, file).await.context("cannot start the standby")?;
+    let Some(begun) = unless_asked(signals, Head::stand_by(config, of, file)).await else { return Ok(None) };
+    let mut standby = begun.context("cannot start the standby")?;
     let address = standby.address().tcp.context("the standby does not listen")?;
     let (has_begun, is_current) = (standby.has_begun(), standby.is_current());
     tokio::pin!(has_begun, is_current);

@@ -1,6 +1,5 @@
 //! The `wingbeat` command.
 
-mod aside;
 mod cluster;
 mod completions;
 mod context;
@@ -103,7 +102,12 @@ fn main() -> ExitCode {
     // Options that were not given are read from the environment again.
     let cli = Cli::parse();
     wingbeat_net::memory::give_back_large_buffers();
-    cli.shown.begin();
+    let is_daemon = matches!(cli.command, Command::Head(_) | Command::Worker(_));
+    let begun = cli.shown.begin().and_then(|()| if is_daemon { say::begin_daemon() } else { Ok(()) });
+    if let Err(error) = begun {
+        fail!("cannot start: {error}");
+        return ExitCode::FAILURE;
+    }
     let mut builder = tokio::runtime::Builder::new_current_thread();
     // Housekeeping uses a thread every second: whichever did not do that for longer is not needed.
     let runtime = match builder.enable_all().thread_keep_alive(std::time::Duration::from_secs(2)).build() {
@@ -114,7 +118,7 @@ fn main() -> ExitCode {
         }
     };
     let outcome = runtime.block_on(async {
-        if matches!(cli.command, Command::Head(_) | Command::Worker(_)) {
+        if is_daemon {
             tokio::spawn(wingbeat_net::memory::give_back_now_and_then());
         }
         match cli.command {
@@ -138,12 +142,14 @@ fn main() -> ExitCode {
         .map(|()| ExitCode::SUCCESS)
     });
     runtime.shutdown_timeout(std::time::Duration::from_millis(200));
-    match outcome {
+    let code = match outcome {
         Ok(code) => code,
         Err(error) => {
             // What others said may be in it.
             fail!("{}", wingbeat_core::names::printable_lines(&format!("{context}{error:#}")));
             ExitCode::FAILURE
         }
-    }
+    };
+    say::end();
+    code
 }

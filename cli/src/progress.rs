@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use wingbeat_train::{Line, Lines, RankOutput, RankProgress};
+use wingbeat_worker::aside::Aside;
 
-use crate::aside::Aside;
 use crate::rank_logs;
 use crate::say::{is_quiet, notice};
 

@@ -2,11 +2,14 @@
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use clap::ColorChoice;
+use wingbeat_worker::aside::Aside;
+use wingbeat_worker::log;
 
 /// What stands above a table.
 pub(crate) const HEADING: Style = Style::new().bold();
@@ -17,6 +20,9 @@ const ERROR: Style = AnsiColor::Red.on_default().bold();
 
 /// Moves to the upper left corner and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// What a daemon writes to standard output; none in a process that is none.
+static OUT_OF_DAEMON: OnceLock<Aside<String>> = OnceLock::new();
 
 /// Whether a command shows nothing but errors and what it was asked for.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
@@ -38,7 +44,10 @@ pub(crate) struct Shown {
 
 impl Shown {
     /// From here on this process shows so much, and in such colors.
-    pub(crate) fn begin(&self) {
+    ///
+    /// # Errors
+    /// The process may have no more threads.
+    pub(crate) fn begin(&self) -> std::io::Result<()> {
         IS_QUIET.store(self.quiet, Ordering::Relaxed);
         match self.color {
             ColorChoice::Auto => anstream::ColorChoice::Auto,
@@ -53,13 +62,34 @@ impl Shown {
             _ => Some("debug,tarpc=off,wingbeat=trace"),
         };
         let has_colors = AutoStream::choice(&std::io::stderr()) != anstream::ColorChoice::Never;
-        wingbeat_worker::log::to_stderr(filter, has_colors);
+        log::to_stderr(filter, has_colors)
     }
 }
 
 /// Whether nothing is shown but errors and what was asked for.
 pub(crate) fn is_quiet() -> bool {
     IS_QUIET.load(Ordering::Relaxed)
+}
+
+/// From here on this process is a daemon: whatever becomes of the readers of what it says, it goes on, and waits for none of them.
+///
+/// # Errors
+/// The process may have no more threads.
+pub(crate) fn begin_daemon() -> std::io::Result<()> {
+    let out = Aside::start(|text: String| {
+        let mut out = anstream::stdout().lock();
+        let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+    })?;
+    let _ = OUT_OF_DAEMON.set(out);
+    Ok(())
+}
+
+/// What was said is written, or nobody has read it for a second.
+pub(crate) fn end() {
+    if let Some(out) = OUT_OF_DAEMON.get() {
+        out.end();
+    }
+    log::written();
 }
 
 /// Writes a line, as `println!`. When nobody reads any more (`wingbeat status | head -1`) the command has done its work and
@@ -71,6 +101,7 @@ pub(crate) fn line(text: Arguments<'_>) {
         if !is_enough {
             line_of_error(format_args!("cannot write the output: {error}"));
         }
+        end();
         std::process::exit(i32::from(!is_enough));
     }
 }
@@ -82,14 +113,23 @@ pub(crate) fn screen(text: &str) {
     line(format_args!("{text}"));
 }
 
-/// As [`line()`], of a daemon, which goes on when nobody reads what it says.
+/// As [`line()`], of a daemon.
 pub(crate) fn line_of_daemon(text: Arguments<'_>) {
-    let mut out = anstream::stdout().lock();
-    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+    if let Some(out) = OUT_OF_DAEMON.get() {
+        out.tell(text.to_string());
+    }
 }
 
-/// Writes a line to standard error, of which there may be nothing left: a terminal that was closed.
+/// Writes a line to standard error, of which there may be nothing left: a terminal that was closed. A command that is no daemon waits for its
+/// reader.
 pub(crate) fn line_of_note(text: Arguments<'_>) {
+    if OUT_OF_DAEMON.get().is_some() {
+        let mut line = AutoStream::new(Vec::new(), AutoStream::choice(&std::io::stderr()));
+        let _ = writeln!(line, "{text}");
+        return log::line(line.into_inner());
+    }
+    // After what was logged.
+    log::written();
     let _ = writeln!(anstream::stderr().lock(), "{text}");
 }
 

@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use wingbeat_train::{Layout, Scaling, TorchTrainer, TrainError};
+use wingbeat_worker::aside::Aside;
 use wingbeat_worker::join;
 
-use crate::aside::Aside;
 use crate::joining::Joining;
 use crate::rank_logs::{self, ErrorFiles, RankLogs, Streams, Texts, Wanted};
 use crate::say::{fail, note, notice};

@@ -17,8 +17,8 @@ use wingbeat_train::{
     Backend, BestCheckpoints, Checkpoint, CheckpointConfig, Layout, Returns, Scaling, ScoreOrder, TorchTrainer,
     TrainError, TrainResult,
 };
+use wingbeat_worker::aside::Aside;
 
-use crate::aside::Aside;
 use crate::joining::Joining;
 use crate::progress::{self, Progress};
 use crate::rank_logs;

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::ffi::CString;
 use std::future::IntoFuture;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use common::{Local, Started, runs_again_with};
 use rustix::process::{Pid, Signal, kill_process};
 use wingbeat::{Error, ObjectRef};
-use wingbeat_tests::{TestCluster, is_alive, poll, wait_for_end};
+use wingbeat_tests::{TestCluster, is_alive, is_root, poll, wait_for_end};
 
 /// Only something that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -149,6 +150,92 @@ fn what_a_node_without_its_guard_was_to_start_runs_elsewhere() {
     signal(node, Signal::CONT);
     let results: Vec<u64> = tasks.iter().map(|task| wingbeat::block_on(task.get_timeout(LIMIT)).unwrap()).collect();
     assert_eq!(results, (0..20).map(|x| x * x).collect::<Vec<u64>>());
+}
+
+/// A file system that answers nothing, as of a file server that is away.
+struct SilentFiles {
+    at: tempfile::TempDir,
+    _asked: std::fs::File,
+}
+
+impl SilentFiles {
+    fn mount() -> SilentFiles {
+        let asked = std::fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let at = tempfile::tempdir().unwrap();
+        let path = CString::new(at.path().to_str().unwrap()).unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&asked);
+        let options = CString::new(format!("fd={fd},rootmode=40000,user_id=0,group_id=0")).unwrap();
+        // SAFETY: texts that live until it returns.
+        let mounted =
+            unsafe { libc::mount(c"silent".as_ptr(), path.as_ptr(), c"fuse".as_ptr(), 0, options.as_ptr().cast()) };
+        assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
+        SilentFiles { at, _asked: asked }
+    }
+
+    /// A driver whose worker processes are to begin there.
+    fn driver(&self, cluster: &TestCluster) -> Local {
+        let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap());
+        Local::from(init.working_dir(self.at.path()))
+    }
+}
+
+impl Drop for SilentFiles {
+    fn drop(&mut self) {
+        let path = CString::new(self.at.path().to_str().unwrap()).unwrap();
+        // SAFETY: a text that lives until it returns.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+/// The keepers of a node.
+fn keepers(cluster: &TestCluster) -> Vec<u32> {
+    let watches = children(cluster.node_pid(0).unwrap());
+    let below = watches.into_iter().flat_map(children).flat_map(children);
+    let is_keeper = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "wingbeat-keeper")
+    };
+    below.filter(is_keeper).collect()
+}
+
+#[test]
+fn a_start_in_a_folder_that_does_not_answer_holds_up_nobody_else() {
+    if !is_root().unwrap() {
+        return;
+    }
+    let files = SilentFiles::mount();
+    // Longer than the test.
+    let cluster =
+        TestCluster::with_env(1, 2, &[("WINGBEAT_SPAWN_MS", "3600000"), ("WINGBEAT_START_MS", "3600000")]).unwrap();
+    let hangs = files.driver(&cluster);
+    let task = square::options().max_retries(0).remote(2);
+    let stands = poll(LIMIT, || keepers(&cluster).first().copied()).unwrap();
+    {
+        let _other = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+        assert_eq!(wingbeat::block_on(square::remote(3).get_timeout(LIMIT)).unwrap(), 9);
+        // Others are ended, too.
+        let running = run();
+        running.task.cancel_force();
+        assert!(running.pids.iter().all(|pid| wait_for_end(*pid, LIMIT)));
+    }
+    assert!(is_alive(stands));
+    // And so is the one that stands.
+    drop((task, hangs));
+    assert!(wait_for_end(stands, LIMIT));
+    let is_free = || (cluster.state().unwrap()["nodes"][0]["leases"] == 0).then_some(());
+    assert!(poll(LIMIT, is_free).is_some(), "its lease is not given back");
+}
+
+#[test]
+fn a_start_in_a_folder_that_does_not_answer_fails_with_the_folder() {
+    if !is_root().unwrap() {
+        return;
+    }
+    let files = SilentFiles::mount();
+    let cluster = TestCluster::with_env(1, 1, &[("WINGBEAT_SPAWN_MS", "100")]).unwrap();
+    let _driver = files.driver(&cluster);
+    let error = wingbeat::block_on(square::remote(2).get_timeout(LIMIT)).unwrap_err().to_string();
+    let folder = files.at.path().to_str().unwrap();
+    assert!(error.contains(folder) && error.contains("does not answer"), "{error}");
 }
 
 #[wingbeat::remote]

@@ -81,6 +81,21 @@ fn a_process_that_never_begins_is_replaced() {
     assert_ne!(actor.pid().get_blocking().unwrap(), 0, "an actor has not lived before");
 }
 
+#[test]
+fn a_process_that_stands_still_and_does_not_take_its_lease_is_replaced() {
+    let limits = [("WINGBEAT_START_MS", "3000"), ("WINGBEAT_HOUSEKEEPING_MS", "50")];
+    let cluster = TestCluster::with_env(1, 1, &limits).unwrap();
+    let _driver = join(&cluster);
+    let first = pid::remote().get_blocking().unwrap();
+    // It is idle once its lease is over.
+    let is_idle = || (cluster.state().unwrap()["nodes"][0]["leases"] == 0).then_some(());
+    assert!(wingbeat_tests::poll(LIMIT, is_idle).is_some(), "its lease is not given back");
+    kill_process(Pid::from_raw(first as i32).unwrap(), Signal::STOP).unwrap();
+    let next = wingbeat::block_on(pid::remote().get_timeout(LIMIT)).unwrap();
+    assert_ne!(next, first);
+    assert!(!wingbeat_tests::is_alive(first));
+}
+
 struct Once;
 
 #[wingbeat::actor]

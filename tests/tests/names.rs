@@ -150,6 +150,55 @@ fn a_head_lives_on_when_nobody_reads_what_it_says() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
+/// A pipe with no room left, and who could read it.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    (reader, writer)
+}
+
+#[test]
+fn a_head_and_a_node_live_on_when_their_standard_error_takes_nothing() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let (reader, nobody_reads) = std::io::pipe().unwrap();
+    drop(reader);
+    let (_reads_nothing, stands_still) = full_pipe();
+    for (what, stderr) in [
+        ("a full disk", full.into()),
+        ("a pipe without a reader", nobody_reads.into()),
+        ("a full pipe", stands_still.into()),
+    ] {
+        let stderr: std::os::fd::OwnedFd = stderr;
+        let begin = |args: &[&str]| {
+            let mut command = Command::new(wingbeat_tests::binary().unwrap());
+            command.args(args).env("WINGBEAT_TOKEN", "a token for this test alone").stdin(Stdio::null());
+            let mut daemon = command.stdout(Stdio::piped()).stderr(stderr.try_clone().unwrap()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            (daemon, line)
+        };
+        let (mut head, line) = begin(&["head", "--port", "0"]);
+        let address = line.trim_end().rsplit(' ').next().unwrap();
+        let (mut node, line) = begin(&["worker", "--head", address, "--num-cpus", "1"]);
+        assert!(line.contains("joined"), "{what}: {line}");
+        let status = |token: &str| {
+            let mut command = Command::new(wingbeat_tests::binary().unwrap());
+            command.args(["status", "--json", "--address", address]).env("WINGBEAT_TOKEN", token).output().unwrap()
+        };
+        // The head logs whom it refuses, and is asked again after that.
+        assert!(!status("another token than that of this test").status.success());
+        let said = status("a token for this test alone");
+        assert!(said.status.success(), "{what}: {}", String::from_utf8_lossy(&said.stderr));
+        for daemon in [&mut node, &mut head] {
+            let pid = rustix::process::Pid::from_child(daemon);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            assert!(daemon.wait().unwrap().success(), "{what}");
+        }
+    }
+}
+
 #[test]
 fn drivers_and_worker_processes_may_have_as_many_descriptors_as_the_system_allows() {
     let limit = getrlimit(Resource::Nofile);

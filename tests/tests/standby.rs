@@ -14,7 +14,7 @@ use common::Local;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use wingbeat::{Bundle, get_all_blocking, placement_group};
-use wingbeat_tests::{TestCluster, wait_for_end};
+use wingbeat_tests::{Daemon, TestCluster, poll, wait_for_end};
 
 #[wingbeat::remote]
 fn double(number: u64) -> u64 {
@@ -271,6 +271,29 @@ fn the_last_head_is_refused_also_where_the_one_that_has_taken_over_does_not_answ
     kill_process(leader, Signal::CONT).unwrap();
     assert!(!again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
     assert_eq!(counter.add().get_blocking().unwrap(), 3);
+}
+
+#[test]
+fn a_head_that_is_stopped_before_it_may_lead_ends_at_once() {
+    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
+    cluster.start_standby("second").unwrap();
+    // It takes nothing over, and is in the journal: who starts the head again waits for an answer.
+    let standby = Pid::from_raw(cluster.standby_pid().unwrap() as i32).unwrap();
+    kill_process(standby, Signal::STOP).unwrap();
+    cluster.kill_node(0).unwrap();
+    cluster.kill_head().unwrap();
+    cluster.kill_standby().unwrap();
+    let mut again = cluster.command().unwrap();
+    let mut again = Daemon::start(again.args(["head", "--port", "0", "--journal"]).arg(cluster.journal())).unwrap();
+    let hears_signals = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", again.pid())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?.trim();
+        (u64::from_str_radix(caught, 16).unwrap() & (1 << (libc::SIGTERM - 1)) != 0).then_some(())
+    };
+    assert!(poll(Duration::from_secs(60), hears_signals).is_some(), "{}", again.errors());
+    kill_process(Pid::from_raw(again.pid() as i32).unwrap(), Signal::TERM).unwrap();
+    again.wait_for_error("terminated; it ends before it has begun").unwrap();
+    assert!(again.wait_for_end().unwrap(), "{}", again.errors());
 }
 
 /// Starts a head as where the head's machine was put back from an image, on another one: with a copy of the journal. What it says when it

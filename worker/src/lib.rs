@@ -10,9 +10,11 @@
 //! - `machine`: what memory and CPUs this process may use.
 //! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
 //! - [`offer`]: what a node offers, as people say it.
-//! - `log` (feature of that name): what daemons write about themselves.
+//! - `log` (feature of that name): what daemons write about themselves; `aside`: what is done beside the rest, on a thread of its own.
 //! - `testing` (feature of that name): clusters of processes of a test's own executable.
 
+#[cfg(feature = "log")]
+pub mod aside;
 pub mod entry;
 pub mod environment;
 mod executor;

@@ -33,7 +33,7 @@ pub struct Config {
     pub cpus: usize,
     /// Idle worker processes beyond that end after this long.
     pub idle: Millis,
-    /// A worker process that has not reported so long after its start never will.
+    /// A worker process that has not reported so long after its start never will, and one that has not taken in the orders of a lease never will.
     pub start: Millis,
     /// The first worker process gets this id, the next one the next. Nobody else uses ids near it.
     pub first_process: ProcessId,
@@ -77,6 +77,13 @@ pub enum Event {
         address: Address,
         /// Its process id on this machine.
         pid: u32,
+    },
+    /// A worker process has the orders of a lease; the answer to [`Action::Order`].
+    OrdersTaken {
+        /// Which.
+        process: ProcessId,
+        /// Of which lease.
+        lease: LeaseId,
     },
     /// Memory is short: a worker process is to leave if it is idle, or end if it still serves this lease, or leaves and has been asked to
     /// long before. Or the kernel has ended it.
@@ -136,10 +143,12 @@ pub enum Action {
     },
     /// Ask the guard to end a worker process.
     Kill(ProcessId),
-    /// Begin what counts as a lease's own, and give the process its orders.
+    /// Begin what counts as a lease's own, and give the process its orders; once it has them, say [`Event::OrdersTaken`].
     Order {
         /// Whom.
         process: ProcessId,
+        /// Of which lease.
+        lease: LeaseId,
         /// What.
         command: WorkerCommand,
         /// What the head hears once the process has them.
@@ -225,6 +234,9 @@ impl State {
                 self.workers.note(process, |worker| worker.pid = pid);
                 self.apply(process, Change::Reported(Contact { address, is_fit: true }));
             }
+            Event::OrdersTaken { process, lease } => self.workers.note(process, |worker| {
+                worker.ordered = worker.ordered.filter(|(ordered, _)| *ordered != lease);
+            }),
             Event::MemoryRanOut { process, lease, is_leaving, shortage } => {
                 self.memory_ran_out(process, lease, is_leaving, shortage);
             }
@@ -468,11 +480,13 @@ impl State {
         }
     }
 
-    /// Ends idle processes that are not worth keeping, and those that were started and never reported.
+    /// Ends idle processes that are not worth keeping, and those that were started and never reported, or were given a lease and never heard
+    /// of it.
     fn end_the_superfluous(&mut self) {
         let mut idle_of: BTreeMap<JobId, usize> = BTreeMap::new();
         let mut superfluous = Vec::new();
         let mut silent = Vec::new();
+        let limit = self.config.start;
         for (process, worker) in self.workers.iter() {
             match worker.stage() {
                 Stage::Idle { since, .. } => {
@@ -485,8 +499,11 @@ impl State {
                 }
                 // One that declined, and cannot serve anybody.
                 Stage::Retiring { contact } if !contact.is_fit => superfluous.push(process),
-                Stage::Launching { since, with_guard: true, .. } if self.now - since > self.config.start => {
-                    silent.push(process);
+                Stage::Launching { since, with_guard: true, .. } if self.now - since > limit => {
+                    silent.push((process, "report"));
+                }
+                Stage::Leased { .. } if worker.ordered.is_some_and(|(_, since)| self.now - since > limit) => {
+                    silent.push((process, "take its orders"));
                 }
                 _ => {}
             }
@@ -495,8 +512,8 @@ impl State {
             // It takes no lease from before it is asked on, so that no lease can meet its exit.
             self.apply(process, Change::Retire);
         }
-        for process in silent {
-            let why = format!("it did not report within {} s", self.config.start as f64 / 1000.0);
+        for (process, what) in silent {
+            let why = format!("it did not {what} within {} s", limit as f64 / 1000.0);
             self.workers.note(process, |worker| worker.reason = Some(why));
             self.apply(process, Change::End { by_head: false });
         }
@@ -582,20 +599,22 @@ impl State {
         let (lease, gpus, captures) = (assignment.lease(), worker.gpus.clone(), assignment.start.captures);
         let resources = assignment.start.resources.clone();
         let ready = HeadMessage::LeaseReady { lease, worker: contact.address.clone(), pid: worker.pid };
+        let now = self.now;
         match &assignment.start.holder {
             LeaseHolder::Actor(spec, incarnation, _) => {
                 let (spec, incarnation) = (spec.clone(), *incarnation);
                 let command = WorkerCommand::StartActor { lease, spec, incarnation, gpus, resources, captures };
                 // Said first: nobody calls the actor before its constructor has returned, which is said next.
                 self.actions.push(Action::ToHead(ready));
-                self.actions.push(Action::Order { process, command, then: None });
+                self.actions.push(Action::Order { process, lease, command, then: None });
             }
             LeaseHolder::Tasks(..) => {
                 let command = WorkerCommand::Lease { lease, gpus, resources, captures };
                 // The owner must not reach the process before its orders have.
-                self.actions.push(Action::Order { process, command, then: Some(ready) });
+                self.actions.push(Action::Order { process, lease, command, then: Some(ready) });
             }
         }
+        self.workers.note(process, |worker| worker.ordered = Some((lease, now)));
     }
 
     fn not_started(&mut self, process: ProcessId, error: Error) {
@@ -656,6 +675,7 @@ impl Redact for Event {
             Event::HandedToGuard(_)
             | Event::Started { .. }
             | Event::Reported { .. }
+            | Event::OrdersTaken { .. }
             | Event::MemoryRanOut { .. }
             | Event::Exited { .. }
             | Event::DevicesFree(_)

@@ -229,6 +229,23 @@ fn a_lease_of_devices_ends_when_they_are_free_and_until_then_somebody_has_them()
 }
 
 #[test]
+fn a_process_that_does_not_take_its_orders_is_ended_and_one_that_has_is_not() {
+    let (mut state, process) = serving(None);
+    // What it says late of another lease is not of this one.
+    state.step(5, Event::OrdersTaken { process, lease: LeaseId(9) });
+    assert!(state.step(1_004, Event::Tick).is_empty());
+    assert!(matches!(state.step(1_005, Event::Tick)[..], [Action::Kill(_)]));
+    state.step(1_006, exited(process));
+    let actions = state.step(1_007, rest_read(process));
+    let [Action::ToHead(HeadMessage::WorkerDied(death)), ..] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(death.exit.reason.as_deref(), Some("it did not take its orders within 1 s"));
+
+    let (mut state, process) = serving(None);
+    state.step(5, Event::OrdersTaken { process, lease: LeaseId(1) });
+    assert!(state.step(10_000, Event::Tick).is_empty());
+}
+
+#[test]
 fn a_process_that_never_reports_is_ended_and_its_lease_fails() {
     let mut state = node();
     let [Action::Launch { process, .. }] = state.step(1, says(lease(1, None)))[..] else { panic!("it is launched") };
@@ -326,7 +343,7 @@ fn every_lease_that_is_over_is_said_to_be_exactly_once() {
         let mut next = 0;
         for now in 10..1_500 {
             let is_winding_down = now > 500;
-            let event = match random.random_range(0..13) {
+            let event = match random.random_range(0..14) {
                 0 | 1 if !is_winding_down => {
                     next += 1;
                     open.insert(LeaseId(next));
@@ -375,6 +392,7 @@ fn every_lease_that_is_over_is_said_to_be_exactly_once() {
                 }
                 12 if random.random_range(0..5) == 0 => one_of(&mut random, &machine.alive)
                     .map(|process| Event::Says(process, NodeMessage::LeftBehind(random.random()))),
+                13 => machine.orders.pop_first().map(|(process, lease)| Event::OrdersTaken { process, lease }),
                 _ => Some(Event::Tick),
             };
             let Some(event) = event else { continue };

@@ -19,6 +19,8 @@ pub(crate) struct Worker {
     has_worked: bool,
     /// Something runs on there that a task has left behind which is over.
     has_leftovers: bool,
+    /// Since when it has not taken in the orders of this lease.
+    pub ordered: Option<(LeaseId, Millis)>,
     /// Why we ended it.
     pub reason: Option<String>,
     /// That memory was short, if that is why it ends.
@@ -28,7 +30,17 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(now: Millis, job: JobId, gpus: Vec<u32>, assignment: Option<Assignment>) -> Worker {
         let stage = Stage::launching(now, assignment);
-        Worker { job, gpus, stage, pid: 0, has_worked: false, has_leftovers: false, reason: None, shortage: None }
+        Worker {
+            job,
+            gpus,
+            stage,
+            pid: 0,
+            has_worked: false,
+            has_leftovers: false,
+            ordered: None,
+            reason: None,
+            shortage: None,
+        }
     }
 
     pub(crate) fn stage(&self) -> &Stage {

@@ -6,16 +6,18 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use wingbeat_core::ProcessId;
+use wingbeat_core::limits::limit;
 use wingbeat_net::descriptors;
 
 use super::strays::{children_of, end_all, end_tree};
@@ -36,15 +38,23 @@ pub(super) struct Surroundings<'a> {
     pub not_inherited: &'a [BorrowedFd<'a>],
 }
 
-/// Starts a keeper, and waits until it has started its worker process. Answers with the ids of both.
-pub(super) fn start(launch: Launch, fds: Vec<OwnedFd>, around: &Surroundings<'_>) -> io::Result<(Pid, u32)> {
+/// Starts a keeper, and does not wait until it has started its worker process: the folder in which that is to begin, or its program, may be
+/// in a file system that does not answer. `others` are what else is being started.
+pub(super) fn start(
+    launch: Launch,
+    fds: Vec<OwnedFd>,
+    around: &Surroundings<'_>,
+    others: &[BorrowedFd<'_>],
+) -> io::Result<(Pid, Starting)> {
     let (answers, answer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&answers, true)?;
+    let folder = launch.working_dir.clone();
     // SAFETY: this process has one thread, so that its copy is whole.
     match unsafe { libc::fork() } {
         ..0 => Err(io::Error::last_os_error()),
         0 => {
             drop(answers);
-            for fd in around.not_inherited {
+            for fd in around.not_inherited.iter().chain(others) {
                 // SAFETY: this copy of the guard never returns to the code that owns it.
                 unsafe { rustix::io::close(fd.as_raw_fd()) };
             }
@@ -55,20 +65,82 @@ pub(super) fn start(launch: Launch, fds: Vec<OwnedFd>, around: &Surroundings<'_>
         keeper => {
             let keeper = Pid::from_raw(keeper).ok_or_else(|| io::Error::other("fork answered with no process"))?;
             drop(answer);
-            read_answer(answers).map(|worker| (keeper, worker))
+            let until = Instant::now() + *START_LIMIT;
+            Ok((keeper, Starting { answers: File::from(answers), said: Vec::new(), until, folder, is_killed: false }))
         }
     }
 }
 
-/// A worker process's id, or why there is none.
-fn read_answer(answers: OwnedFd) -> io::Result<u32> {
-    use std::io::Read;
-    let mut answer = String::new();
-    File::from(answers).read_to_string(&mut answer)?;
-    match answer.split_once(' ') {
-        Some(("pid", pid)) => pid.parse().map_err(io::Error::other),
-        Some(("error", why)) => Err(io::Error::other(why.to_owned())),
-        _ => Err(io::Error::other("its keeper was killed")),
+/// A keeper has so long to start its worker process: 30 s, `WINGBEAT_SPAWN_MS`.
+static START_LIMIT: LazyLock<Duration> = LazyLock::new(|| limit("WINGBEAT_SPAWN_MS", Duration::from_secs(30)));
+
+/// A keeper that has not said yet what it has started.
+pub(super) struct Starting {
+    answers: File,
+    /// What it has said so far.
+    said: Vec<u8>,
+    until: Instant,
+    /// In which its worker process is to begin.
+    folder: Option<String>,
+    /// It was killed: nobody waits for a worker process any more.
+    pub(super) is_killed: bool,
+}
+
+/// What became of such a keeper.
+pub(super) enum Begun {
+    NotYet,
+    /// It has started this process.
+    Worker(Pid),
+    /// It has not, and ends.
+    Failed(String),
+    /// It was killed before it has answered.
+    Killed,
+    /// It does not answer.
+    TooLate(String),
+}
+
+impl Starting {
+    /// Readable when there is news.
+    pub(super) fn answers(&self) -> BorrowedFd<'_> {
+        self.answers.as_fd()
+    }
+
+    /// When it is too late; never, of one that was killed.
+    pub(super) fn until(&self) -> Option<Instant> {
+        (!self.is_killed).then_some(self.until)
+    }
+
+    /// What it has said. `has_ended` says that it will say no more, even where what it had forked still has its end of the pipe.
+    pub(super) fn look(&mut self, has_ended: bool) -> Begun {
+        let is_over = loop {
+            let mut bytes = [0; 512];
+            match self.answers.read(&mut bytes) {
+                Ok(0) => break true,
+                Ok(count) => self.said.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break error.kind() != io::ErrorKind::WouldBlock,
+            }
+        };
+        let said = String::from_utf8_lossy(&self.said);
+        let worker = |pid: &str| pid.parse().ok().and_then(Pid::from_raw);
+        match said.split_once(' ') {
+            _ if !is_over && !has_ended => match self.until() {
+                Some(until) if until <= Instant::now() => Begun::TooLate(self.why_too_late()),
+                _ => Begun::NotYet,
+            },
+            Some(("pid", pid)) => worker(pid).map_or(Begun::Killed, Begun::Worker),
+            Some(("error", why)) => Begun::Failed(why.to_owned()),
+            _ => Begun::Killed,
+        }
+    }
+
+    fn why_too_late(&self) -> String {
+        let folder = self.folder.as_ref().map(|folder| format!("its working directory {folder}, or "));
+        format!(
+            "it has not begun after {:?}: {}its program is in a file system that does not answer",
+            *START_LIMIT,
+            folder.unwrap_or_default()
+        )
     }
 }
 
@@ -81,11 +153,12 @@ fn keep(launch: Launch, fds: Vec<OwnedFd>, answer: OwnedFd, around: &Surrounding
     let (signals, worker) = match started {
         Ok(started) => started,
         Err(error) => {
-            let _ = write!(answer, "error {error}");
+            let _ = answer.write_all(format!("error {error}").as_bytes());
             return Ok(());
         }
     };
-    let told = write!(answer, "pid {worker}");
+    // In one piece.
+    let told = answer.write_all(format!("pid {worker}").as_bytes());
     drop(answer);
     let status = match told {
         Ok(()) => wait_for(worker, &signals, around)?,

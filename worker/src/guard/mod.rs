@@ -21,7 +21,7 @@
 //! | watch | the guard |
 //! | watch and guard | each keeper |
 //! | all three at once | the daemon: what carries the mark of one of its worker processes ([`end_marked`]) |
-//! | daemon, or daemon and guard | the guard and keepers, or watch and keepers |
+//! | daemon, or daemon and guard | the guard and keepers, or watch and keepers. Also where what the daemon has forked goes on with its sockets |
 //! | daemon, guard and watch | each keeper |
 //!
 //! A keeper is ended last of what is below the guard: whoever of those above is killed while it ends the rest, they go on.
@@ -56,7 +56,7 @@ use wingbeat_net::descriptors;
 
 #[cfg(feature = "testing")]
 pub(crate) use self::keeper::kept_below;
-use self::keeper::{Surroundings, end_all_by_keepers};
+use self::keeper::{Begun, Starting, Surroundings, end_all_by_keepers};
 use self::strays::{NOT_PERMITTED_LIMIT, children_of, descendants_of, end_tree};
 pub(crate) use self::strays::{end_marked, started_by};
 use crate::start::{self, VARIABLE};
@@ -130,6 +130,12 @@ pub(crate) fn has_ended(error: &io::Error) -> bool {
     )
 }
 
+/// Whether what was asked of the guard has failed because it has not taken in what was asked before, or the kernel is short of memory.
+pub(crate) fn takes_nothing_now(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM))
+}
+
 impl Guard {
     /// Starts the guard of this daemon, which listens with `listening`. Reports are given to `report` on a thread of their own, until the
     /// guard ends.
@@ -169,16 +175,18 @@ impl Guard {
         // An environment can be larger than a datagram.
         let content = start::to_memfd(&Request::Launch(launch))?;
         let all = [&content, &fds.executable, &fds.start, &fds.arena, &fds.page, &fds.stdout, &fds.stderr];
-        send_with(self.socket.as_fd(), &[IN_FILE], &all.map(AsFd::as_fd))
+        send_as_with(self.socket.as_fd(), &[IN_FILE], &all.map(AsFd::as_fd), SendFlags::DONTWAIT)
     }
 
-    pub(crate) fn kill(&self, process: ProcessId) {
-        let sent = send(self.socket.as_fd(), &Request::Kill(process));
-        // A guard that was told to stop ends everything by itself.
-        if let Err(error) = sent
-            && !self.is_stopping.load(Ordering::Acquire)
-        {
-            tracing::warn!(%error, %process, "cannot ask the guard to end a worker process");
+    /// Asks the guard to end a worker process; as often as one likes. Never waits.
+    ///
+    /// # Errors
+    /// [`takes_nothing_now`]: it has not heard it, and is to be asked again.
+    pub(crate) fn kill(&self, process: ProcessId) -> io::Result<()> {
+        match send_as(self.socket.as_fd(), &Request::Kill(process), SendFlags::DONTWAIT) {
+            // A guard that was told to stop ends everything by itself, and so does the parent of one that has ended.
+            Err(error) if has_ended(&error) || self.is_stopping.load(Ordering::Acquire) => Ok(()),
+            sent => sent,
         }
     }
 
@@ -244,12 +252,16 @@ impl Drop for Guard {
 }
 
 pub(crate) fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_as_with(socket, bytes, fds, SendFlags::empty())
+}
+
+fn send_as_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL | flags)?;
     Ok(())
 }
 
@@ -261,14 +273,18 @@ const DATAGRAM: usize = 4096;
 
 /// Sends a short message. It needs no descriptors, of which only so many may be on their way.
 pub(crate) fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T) -> io::Result<()> {
+    send_as(socket, message, SendFlags::empty())
+}
+
+fn send_as<T: Serialize>(socket: BorrowedFd<'_>, message: &T, flags: SendFlags) -> io::Result<()> {
     let mut bytes = bytes::BytesMut::new();
     bytes.extend_from_slice(&[INLINE]);
     wingbeat_core::codec::encode_message(message, &mut bytes).map_err(io::Error::other)?;
     if bytes.len() > DATAGRAM {
         let content = start::to_memfd(message)?;
-        return send_with(socket, &[IN_FILE], &[content.as_fd()]);
+        return send_as_with(socket, &[IN_FILE], &[content.as_fd()], flags);
     }
-    send_with(socket, &bytes, &[])
+    send_as_with(socket, &bytes, &[], flags)
 }
 
 /// As [`send`], where the kernel may be short of memory for a moment: nobody asks again for what was not said.
@@ -341,6 +357,7 @@ pub(crate) fn main(socket: OwnedFd, _listening: Vec<OwnedFd>) -> io::Result<()> 
     // A supervisor sends such signals to all processes of a service or job. The daemon decides what they mean: this ends with it, and what
     // user code does about them is not cut short.
     keeper::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, keeper::end_signal()])?;
+    let Some(daemon) = daemon_at(&socket)? else { return Ok(()) };
     let score = keep_from_oom_killer();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let parent = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?;
@@ -349,13 +366,26 @@ pub(crate) fn main(socket: OwnedFd, _listening: Vec<OwnedFd>) -> io::Result<()> 
         ..0 => Err(io::Error::last_os_error()),
         0 => {
             rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-            serve(&socket, &parent, &score)
+            serve(&socket, [&daemon, &parent], &score)
         }
         child => {
             // The daemon must see the socket close with the child.
-            drop(socket);
+            drop((socket, daemon));
             watch(Pid::from_raw(child).ok_or_else(|| io::Error::other("fork answered with no process"))?)
         }
+    }
+}
+
+/// The daemon, which has started this process and made the socket. None if it has ended.
+///
+/// Its end is not only that of the socket: what it had forked may go on as the same program, and hold that open.
+fn daemon_at(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let pid = rustix::net::sockopt::socket_peercred(socket)?.pid;
+    match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+        // Opened before the look: what the descriptor names is no other process that has its number by now.
+        Ok(daemon) => Ok((rustix::process::getppid() == Some(pid)).then_some(daemon)),
+        Err(rustix::io::Errno::SRCH) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -397,8 +427,9 @@ fn watch(child: Pid) -> io::Result<()> {
     }
 }
 
-/// The working guard; `parent` is the process that watches it.
-fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
+/// The working guard; `above` are the daemon and the process that watches the guard. Nothing in here waits for a keeper: one may stand in a
+/// file system that does not answer.
+fn serve(socket: &OwnedFd, above: [&OwnedFd; 2], score: &[u8]) -> io::Result<()> {
     let exits = keeper::signals(&[libc::SIGCHLD])?;
     let guard = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?;
     let (said, reports) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -408,22 +439,20 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
         guard: &guard,
         guard_pid: std::process::id(),
         score,
-        not_inherited: &[socket.as_fd(), parent.as_fd(), exits.as_fd(), said.as_fd()],
+        not_inherited: &[socket.as_fd(), above[0].as_fd(), above[1].as_fd(), exits.as_fd(), said.as_fd()],
     };
     let mut keepers = Keepers::default();
     loop {
-        let mut ready = [
-            PollFd::new(socket, PollFlags::IN),
-            PollFd::new(&exits, PollFlags::IN),
-            PollFd::new(parent, PollFlags::IN),
-            PollFd::new(&said, PollFlags::IN),
-        ];
-        match poll(&mut ready, keepers.are_killed().then_some(&LOOK_EVERY)) {
+        let for_it = [socket, &exits, above[0], above[1], &said].map(AsFd::as_fd);
+        let answers = keepers.starting().map(Starting::answers);
+        let mut ready: Vec<PollFd<'_>> =
+            for_it.into_iter().chain(answers).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut ready, keepers.look_again_in().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let [asked, exited, alone, _] = ready.map(|fd| !fd.revents().is_empty());
-        if alone {
+        let [asked, exited, alone, unwatched] = [0, 1, 2, 3].map(|at| !ready[at].revents().is_empty());
+        if alone || unwatched {
             break;
         }
         if exited {
@@ -431,15 +460,18 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
         }
         // What a keeper has said before it ended is heard before its end.
         let ended = if exited || keepers.are_killed() { reap() } else { HashMap::new() };
-        let mut reports = Vec::new();
+        let mut heard = Vec::new();
         while let Ok(Some((report, _))) = receive::<Report>(said.as_fd()) {
             keepers.hear(&report);
-            reports.push(report);
+            heard.push(report);
         }
+        // What a keeper has started it has said before everything else.
+        let mut reports = keepers.begun(&ended);
+        reports.append(&mut heard);
         reports.extend(keepers.ended(&ended));
         if asked {
             match receive::<Request>(socket.as_fd()) {
-                Ok(Some((Request::Launch(launch), fds))) => reports.push(keepers.start(launch, fds, &around)),
+                Ok(Some((Request::Launch(launch), fds))) => reports.extend(keepers.start(launch, fds, &around)),
                 Ok(Some((Request::Kill(process), _))) => keepers.kill(process),
                 Ok(None) | Err(_) => break,
             }
@@ -454,13 +486,14 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
     }
     // Nobody hears keepers any more.
     drop(said);
+    keepers.kill_starting();
     end_all_by_keepers();
     Ok(())
 }
 
 /// How often is looked whether what was told to end has ended, while there is some: what this process does not reap sends it
 /// no signal.
-const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Everything that has ended and had this process as its parent.
 fn reap() -> HashMap<Pid, WaitStatus> {
@@ -480,6 +513,8 @@ struct Keepers {
 /// A worker process, as its keeper reports.
 struct KeptProcess {
     process: ProcessId,
+    /// While its keeper has not said what it has started.
+    starting: Option<Starting>,
     /// Its process id; none if it is not known to have begun.
     pid: Option<Pid>,
     has_exited: bool,
@@ -487,32 +522,90 @@ struct KeptProcess {
 }
 
 impl Keepers {
-    fn start(&mut self, launch: Launch, fds: Vec<OwnedFd>, around: &Surroundings<'_>) -> Report {
+    /// Has a process started; why that has failed, if it has at once.
+    fn start(&mut self, launch: Launch, fds: Vec<OwnedFd>, around: &Surroundings<'_>) -> Option<Report> {
         let process = launch.process;
-        match keeper::start(launch, fds, around) {
-            Ok((keeper, pid)) => {
-                let kept = KeptProcess { process, pid: Pid::from_raw(pid as i32), has_exited: false, is_gone: false };
+        let others: Vec<BorrowedFd<'_>> = self.starting().map(Starting::answers).collect();
+        match keeper::start(launch, fds, around, &others) {
+            Ok((keeper, starting)) => {
+                let starting = Some(starting);
+                let kept = KeptProcess { process, starting, pid: None, has_exited: false, is_gone: false };
                 self.alive.insert(keeper, kept);
-                Report::Launched { process, pid }
+                None
             }
-            Err(error) => {
-                // Should its keeper have been killed, what that has started falls to this process.
-                self.killed.push(KeptProcess { process, pid: None, has_exited: true, is_gone: true });
-                Report::Failed { process, why: error.to_string() }
-            }
+            Err(error) => Some(Report::Failed { process, why: error.to_string() }),
         }
     }
 
-    /// Has a keeper end its worker process. The keeper cannot be another process by now: nobody else reaps it.
-    fn kill(&self, process: ProcessId) {
-        if let Some((keeper, _)) = self.alive.iter().find(|(_, kept)| kept.process == process) {
+    fn starting(&self) -> impl Iterator<Item = &Starting> {
+        self.alive.values().filter_map(|kept| kept.starting.as_ref())
+    }
+
+    /// What keepers say that they have started, and which have not. These have ended.
+    fn begun(&mut self, reaped: &HashMap<Pid, WaitStatus>) -> Vec<Report> {
+        let mut reports = Vec::new();
+        let failed = self.alive.extract_if(|keeper, kept| {
+            let process = kept.process;
+            let Some(starting) = &mut kept.starting else { return false };
+            let failed = match starting.look(reaped.contains_key(keeper)) {
+                Begun::NotYet => return false,
+                Begun::Worker(pid) => {
+                    kept.pid = Some(pid);
+                    reports.push(Report::Launched { process, pid: pid.as_raw_nonzero().get() as u32 });
+                    None
+                }
+                // Its end is reported when it has ended, with all that it may have started.
+                Begun::Killed if starting.is_killed => None,
+                Begun::Killed => Some("its keeper was killed".to_owned()),
+                Begun::Failed(why) => Some(why),
+                Begun::TooLate(why) => {
+                    end_tree(keeper.as_raw_nonzero().get() as u32);
+                    Some(why)
+                }
+            };
+            kept.starting = None;
+            let has_failed = failed.is_some();
+            reports.extend(failed.map(|why| Report::Failed { process, why }));
+            has_failed
+        });
+        // What such a keeper may have started falls to this process.
+        let failed = failed.map(|(_, kept)| KeptProcess { has_exited: true, is_gone: true, ..kept });
+        self.killed.extend(failed);
+        reports
+    }
+
+    /// Has a keeper end its worker process, and ends one that has none yet. It cannot be another process by now: nobody else reaps it.
+    fn kill(&mut self, process: ProcessId) {
+        let Some((keeper, kept)) = self.alive.iter_mut().find(|(_, kept)| kept.process == process) else { return };
+        let keeper = keeper.as_raw_nonzero().get();
+        match &mut kept.starting {
+            Some(starting) => {
+                starting.is_killed = true;
+                end_tree(keeper as u32);
+            }
             // SAFETY: a plain call.
-            unsafe { libc::kill(keeper.as_raw_nonzero().get(), keeper::end_signal()) };
+            None => drop(unsafe { libc::kill(keeper, keeper::end_signal()) }),
+        }
+    }
+
+    /// Ends keepers that have no worker process yet, and may not hear that they are to end.
+    fn kill_starting(&self) {
+        for (keeper, _) in self.alive.iter().filter(|(_, kept)| kept.starting.is_some()) {
+            end_tree(keeper.as_raw_nonzero().get() as u32);
         }
     }
 
     fn are_killed(&self) -> bool {
         !self.killed.is_empty()
+    }
+
+    /// When something is to be looked at of which nothing is heard.
+    fn look_again_in(&self) -> Option<Timespec> {
+        let until = self.starting().filter_map(Starting::until).min();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let looks = self.are_killed().then_some(LOOK_EVERY);
+        let next = left.into_iter().chain(looks).min()?;
+        Some(Timespec { tv_sec: next.as_secs() as i64, tv_nsec: next.subsec_nanos().into() })
     }
 
     fn hear(&mut self, report: &Report) {
@@ -569,4 +662,32 @@ fn is_child(pid: Pid) -> bool {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     !matches!(waitid(WaitId::Pid(pid), look), Err(rustix::io::Errno::CHILD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guard_that_takes_nothing_holds_up_nobody_who_asks_it() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let guard = Guard { socket: ours, child: parking_lot::Mutex::new(None), is_stopping: AtomicBool::new(false) };
+        let mut heard = 0;
+        let error = loop {
+            match guard.kill(ProcessId(7)) {
+                Ok(()) => heard += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(takes_nothing_now(&error), "{error}");
+        for _ in 0..heard {
+            let request = receive::<Request>(theirs.as_fd()).unwrap().unwrap().0;
+            assert!(matches!(request, Request::Kill(ProcessId(7))));
+        }
+        guard.kill(ProcessId(7)).unwrap();
+        // One that has ended has ended them.
+        drop(theirs);
+        guard.kill(ProcessId(7)).unwrap();
+    }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -18,13 +19,21 @@ use wingbeat_net::handshake::Purpose;
 use wingbeat_net::limits::limits;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{HeadClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
+use wingbeat_net::threads::on_a_thread;
 
 use super::Daemon;
 
 /// Descriptors of executables by hash. A descriptor keeps the content, whatever happens to the path.
 #[derive(Default)]
 pub(super) struct Executables {
-    open: Mutex<BTreeMap<String, Arc<OnceCell<OwnedFd>>>>,
+    open: Mutex<BTreeMap<String, Arc<Program>>>,
+}
+
+#[derive(Default)]
+struct Program {
+    content: OnceCell<OwnedFd>,
+    /// Held by the thread that opens its file: a file system that does not answer holds one thread, and not one for each attempt.
+    opens: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Executables {
@@ -36,7 +45,28 @@ impl Executables {
         get: impl Future<Output = Result<OwnedFd, Error>>,
     ) -> Result<std::io::Result<OwnedFd>, Error> {
         let program = self.open.lock().entry(hash.to_owned()).or_default().clone();
-        Ok(program.get_or_try_init(|| get).await?.try_clone())
+        Ok(program.content.get_or_try_init(|| get).await?.try_clone())
+    }
+
+    /// Opens a file of the program of this hash on a thread of its own. Why that takes too long, if it does.
+    async fn opened<T: Send + 'static>(
+        &self,
+        hash: &str,
+        limit: Duration,
+        open: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Result<Option<T>, String> {
+        let opens = self.open.lock().entry(hash.to_owned()).or_default().opens.clone();
+        let unanswered = format!("the file system in which it is has not answered for {limit:?}");
+        let Ok(opens) = opens.try_lock_owned() else { return Err(unanswered) };
+        let opening = on_a_thread("opens-program", move || {
+            let _opens = opens;
+            open()
+        });
+        match tokio::time::timeout(limit, opening).await {
+            // Without a thread, it is fetched as from another machine.
+            Ok(opened) => Ok(opened.ok().flatten()),
+            Err(_) => Err(unanswered),
+        }
     }
 
     /// Lets go of the programs of which this says no.
@@ -84,7 +114,7 @@ impl Daemon {
     async fn open_executable(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
         // Another process may have the id of a driver that is gone.
         let is_over = self.pool.lock().state.job(job.id).is_none_or(|job| job.is_over);
-        if !is_over && let Some(file) = self.local(&job.executable) {
+        if !is_over && let Some(file) = self.local(job).await? {
             return Ok(file.into());
         }
         let from_driver = match is_over {
@@ -100,12 +130,16 @@ impl Daemon {
     }
 
     /// The driver's own executable, if it runs on this machine and can be opened.
-    fn local(&self, wanted: &Executable) -> Option<File> {
-        if wanted.machine != self.who.address.machine {
-            return None;
+    async fn local(&self, job: &JobSpec) -> Result<Option<File>, Error> {
+        let Executable { machine, pid, size, ref hash, .. } = job.executable;
+        if machine != self.who.address.machine {
+            return Ok(None);
         }
-        let file = File::open(format!("/proc/{}/exe", wanted.pid)).ok()?;
-        (file.metadata().ok()?.len() == wanted.size).then_some(file)
+        let open = move || {
+            let file = File::open(format!("/proc/{pid}/exe")).ok()?;
+            (file.metadata().ok()?.len() == size).then_some(file)
+        };
+        self.executables.opened(hash, limits().chunk, open).await.map_err(|why| failed(job, why))
     }
 
     async fn fetch_from_driver(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
@@ -196,6 +230,25 @@ mod tests {
         let (first, second) = tokio::join!(get(false), get(false));
         first.and(second).unwrap();
         assert_eq!(fetches.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_opened_for_long_is_an_error_and_holds_one_thread() {
+        let executables = Executables::default();
+        let (answers, answered) = std::sync::mpsc::channel();
+        let hangs = move || answered.recv().ok();
+        let short = Duration::from_millis(1);
+        let why = executables.opened("program", short, hangs).await.unwrap_err();
+        assert!(why.contains("has not answered for 1ms"), "{why}");
+        // While that thread waits, there is no other, also for a longer time.
+        let long = Duration::from_secs(60);
+        let opens = || Some(2);
+        assert_eq!(executables.opened("program", long, opens).await.unwrap_err(), why.replace("1ms", "60s"));
+        assert_eq!(executables.opened("another", long, opens).await, Ok(Some(2)));
+        answers.send(1).unwrap();
+        while executables.opened("program", long, opens).await != Ok(Some(2)) {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

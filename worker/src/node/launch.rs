@@ -1,5 +1,6 @@
 //! How a worker process is started and reports.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -23,14 +24,16 @@ use crate::start::{self, WorkerStartInfo};
 
 /// See [`wingbeat_net::limits::Limits::silence`].
 const SILENCE_VARIABLE: &str = "WINGBEAT_SILENCE_MS";
-/// How long a launch waits for descriptors before it fails: 10 s, `WINGBEAT_DESCRIPTORS_MS`. And how often it looks.
+/// How long a launch waits for descriptors, or for a guard that takes nothing, before it fails: 10 s, `WINGBEAT_DESCRIPTORS_MS`. And how often it looks.
 static DESCRIPTORS_LIMIT: LazyLock<Duration> =
     LazyLock::new(|| limit("WINGBEAT_DESCRIPTORS_MS", Duration::from_secs(10)));
 const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
 
-/// Whether a launch that began then may succeed in a while: connections and files come and go.
+/// Whether a launch that began then may succeed in a while: connections and files come and go, and the guard takes in what it was asked.
 fn may_pass(error: &Error, begun: Instant) -> bool {
-    matches!(error, Error::OutOfDescriptors { .. }) && begun.elapsed() < *DESCRIPTORS_LIMIT
+    let is_soon = |error: io::Error| guard::takes_nothing_now(&error);
+    let may_pass = matches!(error, Error::OutOfDescriptors { .. }) || error.os_error().is_some_and(is_soon);
+    may_pass && begun.elapsed() < *DESCRIPTORS_LIMIT
 }
 
 impl Daemon {

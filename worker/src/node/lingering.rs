@@ -1,6 +1,7 @@
 //! A process that was killed, and that the kernel does not end: what waits for it waits on, and is told why.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,12 +17,17 @@ use super::Daemon;
 const SHOWN_AFTER: Duration = Duration::from_secs(5);
 /// How often it is looked at from then on.
 const THEN_EVERY: Duration = Duration::from_secs(1);
+/// A guard that could not be asked to kill one is asked again after so long.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 impl Daemon {
-    /// A process was killed: says so to the node's log and to the driver of its job if it does not end, and again when it has.
-    pub(super) async fn follow_to_its_end(self: Arc<Self>, process: ProcessId) {
+    /// The guard was `asked` to kill a process: asks again until it has heard that. Says to the node's log and to the driver of its job if the
+    /// process does not end, and again when it has.
+    pub(super) async fn follow_to_its_end(self: Arc<Self>, process: ProcessId, asked: io::Result<()>) {
         let since = Instant::now();
         let following = async {
+            let is_there = || self.pool.lock().processes.get(&process).is_some_and(|known| known.gone.is_none());
+            until_heard(process, asked, || self.guard.kill(process), is_there).await;
             tokio::time::sleep(SHOWN_AFTER).await;
             // Nothing is known of it once it has ended.
             let Some((pid, log)) = self.while_it_is_there(process) else { return };
@@ -57,6 +63,22 @@ impl Daemon {
     }
 }
 
+/// Asks until it is heard, or nobody is there any more of whom it is asked.
+async fn until_heard(
+    process: ProcessId,
+    mut asked: io::Result<()>,
+    ask: impl Fn() -> io::Result<()>,
+    is_there: impl Fn() -> bool,
+) {
+    if let Err(error) = &asked {
+        tracing::warn!(%error, %process, "the guard cannot be asked to end a worker process now, and will be asked again");
+    }
+    while asked.is_err() && is_there() {
+        tokio::time::sleep(ASKED_AGAIN_AFTER).await;
+        asked = ask();
+    }
+}
+
 /// What the kernel says of the threads of a process that should have ended.
 fn what_holds(pid: u32) -> String {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -78,4 +100,32 @@ fn what_holds_thread(thread: &Path) -> Option<String> {
         "" | "0" => "it waits for a disk or a device that does not answer".to_owned(),
         place => format!("it waits for a disk or a device that does not answer, in the kernel's {place}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guard_that_takes_nothing_is_asked_until_it_has_heard() {
+        let full = || Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        let asked = Cell::new(0);
+        let ask = || {
+            asked.set(asked.get() + 1);
+            if asked.get() < 3 { full() } else { Ok(()) }
+        };
+        until_heard(ProcessId(7), full(), ask, || true).await;
+        assert_eq!(asked.get(), 3);
+        // What was heard is not asked again.
+        until_heard(ProcessId(7), Ok(()), ask, || true).await;
+        assert_eq!(asked.get(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_a_process_that_has_ended_nothing_is_asked() {
+        let never = || -> io::Result<()> { panic!("nobody is there") };
+        until_heard(ProcessId(7), Err(io::Error::from_raw_os_error(libc::ENOBUFS)), never, || false).await;
+    }
 }

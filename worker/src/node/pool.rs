@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::MutexGuard;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use wingbeat_core::limits::limit;
-use wingbeat_core::{JobId, NodeId, ProcessId};
+use wingbeat_core::{JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LogLine, WorkerCommand};
 use wingbeat_net::recording::{Machine, Recording};
@@ -92,19 +92,19 @@ impl Daemon {
             }
             Action::Launch { process, job, gpus } => self.launch(pool, process, job, gpus),
             Action::Kill(process) => {
-                self.guard.kill(process);
-                self.vital("seeing a process end", self.clone().follow_to_its_end(process));
+                let asked = self.guard.kill(process);
+                self.vital("seeing a process end", self.clone().follow_to_its_end(process, asked));
             }
-            Action::Order { process, command, then } => {
-                if let Some(process) = pool.processes.get(&process) {
+            Action::Order { process: id, lease, command, then } => {
+                if let Some(process) = pool.processes.get(&id) {
                     // It may be gone before it reads its orders: what it started earlier is not of this lease.
                     process.page.reset();
-                    self.order(process, command, then);
+                    self.order(process, (id, lease), command, then);
                 }
             }
             Action::Tell(process, command) => {
-                if let Some(process) = pool.processes.get(&process) {
-                    self.order(process, command, None);
+                if let Some(commands) = pool.processes.get(&process).and_then(|known| known.commands.as_ref()) {
+                    commands.send(command);
                 }
             }
             Action::ReadRest(process) => {
@@ -131,18 +131,25 @@ impl Daemon {
         }
     }
 
-    /// Tells a worker process something, and the head something else once the process has it.
-    fn order(self: &Arc<Self>, process: &Process, command: WorkerCommand, then: Option<HeadMessage>) {
+    /// Gives a worker process the orders of a lease, and tells the head something once the process has them.
+    fn order(
+        self: &Arc<Self>,
+        process: &Process,
+        (id, lease): (ProcessId, LeaseId),
+        command: WorkerCommand,
+        then: Option<HeadMessage>,
+    ) {
         let Some(commands) = process.commands.clone() else { return };
         commands.send(command);
-        if let Some(then) = then {
-            let head = self.head.link.clone();
-            self.vital("giving orders", async move {
-                if commands.flushed().await {
-                    head.send(then);
+        let daemon = self.clone();
+        self.vital("giving orders", async move {
+            if commands.flushed().await {
+                if let Some(then) = then {
+                    daemon.head.link.send(then);
                 }
-            });
-        }
+                daemon.step(Event::OrdersTaken { process: id, lease });
+            }
+        });
     }
 
     /// Ends idle processes that are not worth keeping, gives freed memory back, and tells the head of the store.

@@ -15,7 +15,7 @@ use crate::{guard, join, log, node};
 
 /// The daemon. Returns when it has ended by itself.
 pub(super) fn main(start: Start, lifeline: OwnedFd) -> io::Result<()> {
-    log::to_stderr(None, false);
+    log::to_stderr(None, false)?;
     wingbeat_net::descriptors::raise_limit();
     let name = match &start.role {
         Role::Head { .. } => c"wingbeat-head",
@@ -40,6 +40,7 @@ pub(super) fn main(start: Start, lifeline: OwnedFd) -> io::Result<()> {
         tracing::error!("it ends: {error}");
     }
     runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+    log::written();
     Ok(())
 }
 

@@ -188,7 +188,7 @@ impl World {
                 self.on_machine(id, 2 * delay, Machine::HasProgram(process, job.id));
             }
             node::Action::Kill(process) => self.on_machine(id, delay, Machine::Killed(process)),
-            node::Action::Order { process, command, then } => {
+            node::Action::Order { process, command, then, .. } => {
                 let is_left = self.nodes.get(&id).is_some_and(|node| node.left.contains(&process));
                 assert!(!is_left, "{process} gets {command:?}, and something is left there");
                 if let Some(process) = self.alive(process) {
@@ -297,9 +297,12 @@ impl World {
         let Some(process) = self.alive(to) else { return };
         let is_done = process.owner.is_done();
         let mut queue = process.queue.borrow_mut();
-        let is_lease = matches!(command, WorkerCommand::Lease { .. } | WorkerCommand::StartActor { .. });
+        let lease = match &command {
+            WorkerCommand::Lease { lease, .. } | WorkerCommand::StartActor { lease, .. } => Some(*lease),
+            _ => None,
+        };
         assert!(
-            !(is_lease && queue.work.has_ended()),
+            !(lease.is_some() && queue.work.has_ended()),
             "{to} is about to exit, because it was asked to, and gets {command:?}"
         );
         match command {
@@ -322,6 +325,9 @@ impl World {
         drop(queue);
         if let Some(then) = then {
             self.say_to_head(Speaker::Node(id), *then);
+        }
+        if let Some(lease) = lease {
+            self.node_steps(id, node::Event::OrdersTaken { process: to, lease });
         }
     }
 
