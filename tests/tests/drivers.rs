@@ -201,11 +201,16 @@ fn a_killed_driver_whose_copy_lives_on(mut child: Child) {
         line.rsplit(word).next().unwrap().split(' ').map(|pid| pid.parse().unwrap()).collect()
     };
     let copy = wingbeat_tests::Process::of(pids_after("copy ")[0]).unwrap();
-    let pids = pids_after("pids ");
+    let mut pids = pids_after("pids ");
+    let guard = wingbeat_tests::parent(wingbeat_tests::parent(pids[0]));
+    pids.extend([guard, wingbeat_tests::parent(guard)]);
+    // It cannot find by itself that its driver is gone.
+    wingbeat_tests::Process::of(pids[0]).unwrap().signal(rustix::process::Signal::STOP);
     child.kill().unwrap();
     child.wait().unwrap();
-    let left: Vec<u32> =
-        pids.into_iter().filter(|pid| !wingbeat_tests::wait_for_end(*pid, Duration::from_secs(60))).collect();
+    let are_gone = || pids.iter().all(|pid| !wingbeat_tests::is_alive(*pid)).then_some(());
+    wingbeat_tests::poll(Duration::from_secs(60), are_gone);
+    let left: Vec<u32> = pids.iter().copied().filter(|pid| wingbeat_tests::is_alive(*pid)).collect();
     let lives_on = copy.is_alive();
     copy.signal(rustix::process::Signal::KILL);
     assert!(lives_on && left.is_empty(), "{left:?} outlived their driver");
