@@ -34,6 +34,7 @@ pub mod liveness;
 mod machine;
 pub mod memory;
 pub mod messages;
+pub mod moment;
 pub mod mux;
 mod outbox;
 pub mod panics;

@@ -19,9 +19,10 @@ use tarpc::{ClientMessage, Request};
 use tokio::sync::{Notify, watch};
 
 use crate::messages::Weight;
+use crate::moment::{Moment, Ripens};
 use crate::mux::{self, Connection, HURRY, LINK, REQUEST};
 use crate::outbox::{Answers, PushError, Urgency};
-use crate::sequence::{Answered, BATCH, Batch, Sequence};
+use crate::sequence::{Answered, BATCH, Batch, Sequence, Waits};
 
 /// Ids that one message lists at most: keeps frames far below their limit.
 pub const IDS_A_MESSAGE: usize = 4_096;
@@ -89,6 +90,16 @@ impl<M: Weight + Send + 'static> Link<M> {
         }
     }
 
+    /// As [`Link::send`], for a message that may wait a moment for others: of many short ones, several go together.
+    pub fn send_with_others(&self, message: M, moment: &Moment) {
+        let waits = self.shared.sequence.lock().push_with_others(message);
+        match waits {
+            Waits::Begins => moment.add(self.shared.clone()),
+            Waits::Over => self.shared.wake.notify_one(),
+            Waits::Nothing => {}
+        }
+    }
+
     /// Queues several messages, in order.
     pub fn send_all(&self, messages: impl IntoIterator<Item = M>) {
         for message in messages {
@@ -99,6 +110,7 @@ impl<M: Weight + Send + 'static> Link<M> {
     /// Waits until the peer has taken in everything that was queued before this call.
     /// False when the link broke first.
     pub async fn flushed(&self) -> bool {
+        self.shared.ripen();
         let target = self.shared.sequence.lock().queued();
         let mut progress = self.shared.acknowledged.subscribe();
         match progress.wait_for(|progress| progress.broken || progress.count >= target).await {
@@ -224,6 +236,15 @@ impl<M: Weight + Send + 'static> Link<M> {
         tokio::select! {
             () = sending => {}
             () = connection.closed() => {}
+        }
+    }
+}
+
+impl<M: Weight + Send> Ripens for Shared<M> {
+    fn ripen(&self) {
+        let wakes = self.sequence.lock().ripen();
+        if wakes {
+            self.wake.notify_one();
         }
     }
 }

@@ -17,6 +17,23 @@ pub const BATCH: usize = 512;
 /// nothing in must keep, and it keeps frames far below their limit.
 const BATCH_BYTES: usize = 1 << 20;
 
+/// So many messages wait for others at most.
+const WITH_OTHERS: usize = 64;
+
+/// Together they have fewer bytes than this.
+const WITH_OTHERS_BYTES: usize = 64 << 10;
+
+/// What has become of a message that may wait for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// It is the first that waits.
+    Begins,
+    /// There is something to send now, and was nothing before.
+    Over,
+    /// Neither.
+    Nothing,
+}
+
 /// The saying side. Lives as long as anything may be said.
 pub struct Sequence<M> {
     queue: VecDeque<M>,
@@ -26,6 +43,8 @@ pub struct Sequence<M> {
     is_broken: bool,
     /// Whether somebody waits for one of those in the queue to be taken in.
     is_hurried: bool,
+    /// Whether all that is in the queue may wait for others.
+    is_patient: bool,
     /// Batches that are not answered.
     in_flight: VecDeque<Kept<M>>,
     /// Those that were sent over a connection which has ended.
@@ -70,6 +89,7 @@ impl<M> Default for Sequence<M> {
             queued: 0,
             is_broken: false,
             is_hurried: false,
+            is_patient: false,
             in_flight: VecDeque::new(),
             again: VecDeque::new(),
             next: 0,
@@ -78,7 +98,7 @@ impl<M> Default for Sequence<M> {
 }
 
 impl<M: Weight> Sequence<M> {
-    /// Queues a message. Answers whether it is the first in the queue.
+    /// Queues a message. Answers whether there is something to send now and was nothing before.
     pub fn push(&mut self, message: M) -> bool {
         // What was dropped counts as queued: whoever waits for it learns that it was not taken in.
         self.queued += 1;
@@ -86,7 +106,27 @@ impl<M: Weight> Sequence<M> {
             return false;
         }
         self.queue.push_back(message);
-        self.queue.len() == 1
+        std::mem::take(&mut self.is_patient) || self.queue.len() == 1
+    }
+
+    /// Queues a message that may wait for others, until [`Sequence::ripen`] says that it has waited long enough.
+    pub fn push_with_others(&mut self, message: M) -> Waits {
+        let is_first = self.queue.is_empty() && !self.is_broken;
+        let is_patient = (is_first || self.is_patient)
+            && self.queue.len() < WITH_OTHERS
+            && message.weight() < WITH_OTHERS_BYTES / WITH_OTHERS;
+        let wakes = self.push(message);
+        self.is_patient = is_patient;
+        match (is_patient, wakes) {
+            (true, _) if is_first => Waits::Begins,
+            (true, _) | (false, false) => Waits::Nothing,
+            (false, true) => Waits::Over,
+        }
+    }
+
+    /// What is in the queue has waited long enough. Answers whether anything was.
+    pub fn ripen(&mut self) -> bool {
+        std::mem::take(&mut self.is_patient) && !self.queue.is_empty()
     }
 
     /// Somebody waits for what is queued next.
@@ -101,7 +141,7 @@ impl<M: Weight> Sequence<M> {
             self.in_flight.push_back(Kept { number, is_hurried, count, messages: Vec::new() });
             return Some(Batch { number, is_hurried, messages });
         }
-        if self.queue.is_empty() || self.in_flight.len() >= BATCHES {
+        if self.queue.is_empty() || self.is_patient || self.in_flight.len() >= BATCHES {
             return None;
         }
         let mut bytes = 0;
@@ -203,6 +243,27 @@ mod tests {
         let sent = messages.iter().map(|message| message.0).collect();
         sequence.keep(number, messages);
         Some((number, sent))
+    }
+
+    #[test]
+    fn what_waits_for_others_goes_with_the_next_or_when_it_has_waited_long_enough() {
+        let mut sequence = saying([]);
+        assert_eq!(sequence.push_with_others(Number(0)), Waits::Begins);
+        assert_eq!(sequence.push_with_others(Number(1)), Waits::Nothing);
+        assert_eq!(send(&mut sequence, 8), None);
+        assert!(sequence.push(Number(2)), "this cannot wait");
+        assert_eq!(sequence.push_with_others(Number(3)), Waits::Nothing);
+        assert_eq!(send(&mut sequence, 8), Some((0, vec![0, 1, 2, 3])));
+        assert!(!sequence.ripen());
+        assert_eq!(sequence.push_with_others(Number(4)), Waits::Begins);
+        assert!(sequence.ripen());
+        assert_eq!(send(&mut sequence, 8), Some((1, vec![4])));
+        assert_eq!(sequence.push_with_others(Number(5)), Waits::Begins);
+        let others = (6..5 + WITH_OTHERS as u64).map(|number| sequence.push_with_others(Number(number)));
+        assert!(others.eq(std::iter::repeat_n(Waits::Nothing, WITH_OTHERS - 1)));
+        assert_eq!(sequence.push_with_others(Number(99)), Waits::Over);
+        assert_eq!(sequence.waiting(), WITH_OTHERS + 1);
+        assert!(send(&mut sequence, 8).is_some());
     }
 
     #[test]

@@ -16,6 +16,7 @@ use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::PeerMessage;
+use wingbeat_net::moment::Moment;
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
 
@@ -94,6 +95,25 @@ async fn what_was_queued_before_there_was_a_connection_is_sent() {
     pair.link.send_in_a_hurry(PeerMessage::Ready(LeaseId(1)));
     assert!(pair.link.flushed().await);
     assert_eq!(*pair.peer.got.lock(), [1]);
+}
+
+#[tokio::test]
+async fn what_may_wait_for_others_goes_alone_after_a_moment() {
+    let moment = Arc::new(Moment::new().unwrap());
+    let ripening = moment.clone();
+    tokio::spawn(async move { ripening.run().await });
+    let pair = unix();
+    pair.peer.may_take.add_permits(ALWAYS);
+    for number in 1..=3 {
+        pair.link.send_with_others(PeerMessage::Ready(LeaseId(number)), &moment);
+        while pair.link.taken_in() < number {
+            tokio::task::yield_now().await;
+        }
+    }
+    // Who waits for it does not wait for that.
+    pair.link.send_with_others(PeerMessage::Ready(LeaseId(4)), &Moment::new().unwrap());
+    assert!(pair.link.flushed().await);
+    assert_eq!(*pair.peer.got.lock(), [1, 2, 3, 4]);
 }
 
 #[tokio::test]

@@ -386,8 +386,25 @@ impl Queue {
         self.session.process().tell_node(NodeMessage::Stays);
     }
 
-    /// Sends a result; refs in it live until the owner has registered them.
-    pub(crate) fn answer(&self, spec: &TaskSpec, outcome: Outcome, ran_nanos: u64, mut held: Vec<Handle>) {
+    /// Whether what ends now is followed by something that was sent here to run as it did.
+    pub(crate) fn has_more_like(&self, execution: &Execution, spec: &TaskSpec) -> bool {
+        let state = self.state.lock();
+        match &execution.place {
+            _ if execution.at_home => false,
+            Some(_) => state.work.has_calls(work::group_of(spec)),
+            None => state.work.has_tasks(),
+        }
+    }
+
+    /// Sends a result; refs in it live until the owner has registered them. With `may_wait`, another follows soon.
+    pub(crate) fn answer(
+        &self,
+        spec: &TaskSpec,
+        outcome: Outcome,
+        ran_nanos: u64,
+        mut held: Vec<Handle>,
+        may_wait: bool,
+    ) {
         let process = self.session.process();
         let mut result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
         if let Some(error) = Process::too_large(&result) {
@@ -398,7 +415,7 @@ impl Queue {
             }
             held = Vec::new();
         }
-        let send = || process.send_result(spec, result);
+        let send = || process.send_result(spec, result, may_wait);
         self.held.result(spec.id, held, send, || process.can_reach(spec.id.owner));
     }
 
@@ -410,7 +427,7 @@ impl Queue {
     }
 
     fn refuse(&self, spec: &TaskSpec, error: Error) {
-        self.answer(spec, Outcome::Failed(Box::new(error)), 0, Vec::new());
+        self.answer(spec, Outcome::Failed(Box::new(error)), 0, Vec::new(), false);
     }
 
     fn refuse_calls(&self, refused: Refused, actor: Actor) {

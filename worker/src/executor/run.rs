@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::io::Write;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use wingbeat_core::spec::{Outcome, Outputs, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::THEN_FAILED;
+use wingbeat_net::moment::MOMENT;
 use wingbeat_process::arguments::Incoming;
 use wingbeat_process::context::{self, Execution};
 use wingbeat_process::registry::{Finished, Item, OutputValues, Running};
@@ -109,6 +111,10 @@ type Ended = (Outcome, Vec<Handle>);
 fn failed(error: Error) -> Ended {
     (Outcome::Failed(Box::new(error)), Vec::new())
 }
+
+/// The result of what has taken so long may wait for others. Of shorter ones, many are there by the time that the first is sent; where the
+/// next ones take longer, it waits in vain.
+const WAITS: Range<Duration> = Duration::from_micros(20)..Duration::from_micros(MOMENT.as_micros() as u64 / 2);
 
 /// A task, or a call of the actor.
 pub(crate) struct Call<'a> {
@@ -209,7 +215,8 @@ impl<'a> Call<'a> {
         let is_of_attempt = matches!(outcome, Outcome::Failed(_) | Outcome::StreamEnded(_));
         if !(self.execution.is_disowned() && is_of_attempt) {
             let ran = begun.elapsed().saturating_sub(waited);
-            self.queue.answer(&self.spec, outcome, ran.as_nanos() as u64, held);
+            let may_wait = WAITS.contains(&ran) && self.queue.has_more_like(&self.execution, &self.spec);
+            self.queue.answer(&self.spec, outcome, ran.as_nanos() as u64, held, may_wait);
         }
         self.thread.update(|thread| ThreadCalls { counted: thread.counted - 1, ..thread });
         self.queue.done(&self.execution, &self.spec, self.thread.get());

@@ -174,8 +174,8 @@ impl Process {
     }
 
     /// Sends a result to the task's owner, after the refs in its arguments that are still held here are registered: the
-    /// owner holds them until then.
-    pub fn send_result(&self, spec: &TaskSpec, mut result: TaskResult) {
+    /// owner holds them until then. With `may_wait`, more results follow soon, and it may go with the next of them.
+    pub fn send_result(&self, spec: &TaskSpec, mut result: TaskResult, may_wait: bool) {
         let args = &spec.args;
         let owner = result.id.owner;
         let is_plain = args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none()));
@@ -188,6 +188,9 @@ impl Process {
             }
         }
         let message = PeerMessage::Results(vec![result]);
+        if is_plain && may_wait {
+            return self.send_with_others(owner, message);
+        }
         if is_plain {
             self.send_to(owner, message);
             return;

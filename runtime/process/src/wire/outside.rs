@@ -173,6 +173,17 @@ impl Process {
         self.wire.send_to(&self.owner, to, message, false)
     }
 
+    /// As [`Process::send_to`], for a message that may wait a moment for others to that process.
+    pub(crate) fn send_with_others(&self, to: ProcessId, message: PeerMessage) {
+        match (self.wire.moment.get(), self.wire.peers.link(to)) {
+            (Some(moment), Some(link)) => {
+                self.wire.record(|| Event::ToProcess(to, message.clone()));
+                link.send_with_others(message, moment);
+            }
+            _ => drop(self.send_to(to, message)),
+        }
+    }
+
     /// Waits until an owner has taken in the registrations that were sent to it. If contact is lost first, whoever sees to
     /// that sees to the rest.
     async fn see_registered(self, with: ProcessId, link: Link<PeerMessage>, mut number: Registration) {

@@ -29,6 +29,7 @@ use wingbeat_core::{ActorId, ClusterId, JobId, ObjectId, PlacementGroupId, Proce
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, LogLine, PeerMessage};
+use wingbeat_net::moment::Moment;
 #[cfg(test)]
 use wingbeat_net::transport::memory::Network;
 use wingbeat_net::{memory, panics};
@@ -112,6 +113,8 @@ pub(crate) struct Wire {
     pub(super) home: HomeNode,
     /// Set once, in a worker process.
     pub(super) executor: OnceLock<Arc<dyn Executor>>,
+    /// Results that wait for others; set once, in a worker process.
+    pub(super) moment: OnceLock<Arc<Moment>>,
     /// Set once, when the actor that runs here has asked for its end.
     pub(super) exits: OnceLock<ActorId>,
     /// What waits, by task, so that the head's word of a deadlock finds it; until it goes on.
@@ -226,6 +229,7 @@ impl Prepared {
             head: OnceLock::new(),
             home: HomeNode::default(),
             executor: OnceLock::new(),
+            moment: OnceLock::new(),
             exits: OnceLock::new(),
             waits: DashMap::new(),
             looks_at_waits: Looks::default(),
@@ -336,6 +340,14 @@ impl Process {
     /// Makes this a worker process.
     pub fn set_executor(&self, executor: Arc<dyn Executor>) {
         let _ = self.wire.executor.set(executor);
+        // Without a descriptor for it, nothing waits for others.
+        let Ok(moment) = Moment::new().map(Arc::new) else { return };
+        let _ = self.wire.moment.set(moment.clone());
+        self.vital("waking who waits for others", async move {
+            if let Err(error) = moment.run().await {
+                tracing::error!(%error, "the timer for results that wait for others");
+            }
+        });
     }
 
     /// Says where output of user code goes (drivers); no lines: those before were the last. What is given is waited for until the lines are shown,
