@@ -18,7 +18,9 @@
 //! - [`threads`]: work that may block.
 //! - [`recording`]: what a head or a node took in, or a process heard and said, in a file.
 //! - [`way`]: the way to the head, which may be started again.
-//! - [`sequence`] and [`link`]: one-way messages to a peer, in order and once, over any number of connections.
+//! - [`sequence`] and [`link`]: one-way messages to a peer, in order and once, over any number of connections; [`moment`]: those that wait
+//!   for others.
+//! - [`peer_process`]: the end of the process that has dialled; `staggered`: several attempts, one after the other and beside each other.
 //!
 //! A connection ends when either side closes it or, over TCP, when nothing was heard for
 //! [`limits::Limits::silence`]. Whoever uses a connection learns of its end through [`mux::Connection::closed`].

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -27,6 +28,8 @@ pub(crate) trait Ripens: Send + Sync {
 pub struct Moment {
     timer: OwnedFd,
     waiting: Mutex<Vec<Arc<dyn Ripens>>>,
+    /// Nobody hears the timer: nothing waits.
+    is_broken: AtomicBool,
 }
 
 impl Moment {
@@ -35,12 +38,15 @@ impl Moment {
     pub fn new() -> io::Result<Moment> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        Ok(Moment { timer, waiting: Mutex::default() })
+        Ok(Moment { timer, waiting: Mutex::default(), is_broken: AtomicBool::new(false) })
     }
 
     /// From now on it waits.
     pub(crate) fn add(&self, link: Arc<dyn Ripens>) {
         let mut waiting = self.waiting.lock();
+        if self.is_broken.load(Ordering::Relaxed) {
+            return link.ripen();
+        }
         waiting.push(link);
         if waiting.len() == 1 {
             let once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -56,11 +62,20 @@ impl Moment {
         links.iter().for_each(|link| link.ripen());
     }
 
-    /// Wakes those that wait, until it is dropped. Must run on the thread that does the IO.
-    ///
-    /// # Errors
-    /// The timer cannot be waited for.
-    pub async fn run(&self) -> io::Result<()> {
+    /// Wakes those that wait. Must run on the thread that does the IO. Where the timer cannot be heard, nothing waits from then on.
+    pub async fn run(&self) {
+        if let Err(error) = self.hear().await {
+            tracing::warn!(%error, "results do not wait for others: their timer cannot be heard");
+        }
+        let waiting = {
+            let mut waiting = self.waiting.lock();
+            self.is_broken.store(true, Ordering::Relaxed);
+            std::mem::take(&mut *waiting)
+        };
+        Self::ripen(waiting);
+    }
+
+    async fn hear(&self) -> io::Result<()> {
         let timer = watch(self.timer.try_clone()?, Interest::READABLE)?;
         loop {
             let mut ready = timer.readable().await?;

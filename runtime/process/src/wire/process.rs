@@ -343,11 +343,7 @@ impl Process {
         // Without a descriptor for it, nothing waits for others.
         let Ok(moment) = Moment::new().map(Arc::new) else { return };
         let _ = self.wire.moment.set(moment.clone());
-        self.vital("waking who waits for others", async move {
-            if let Err(error) = moment.run().await {
-                tracing::error!(%error, "the timer for results that wait for others");
-            }
-        });
+        self.vital("waking who waits for others", async move { moment.run().await });
     }
 
     /// Says where output of user code goes (drivers); no lines: those before were the last. What is given is waited for until the lines are shown,
