@@ -48,18 +48,24 @@ struct Pair {
     peer: Peer,
 }
 
-fn connected(here: Stream, there: Stream) -> Pair {
-    let peer = Peer { got: Arc::default(), may_take: Arc::new(Semaphore::new(0)) };
+/// One end of a connection, and what is said over it.
+fn saying_over(stream: Stream) -> (Link<PeerMessage>, Connection) {
     let (ours, _, _) =
-        mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(here, Waiting::Awake);
-    let (theirs, _, server) =
-        mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(there, Waiting::Awake);
-    tokio::spawn(mux::serve(server, peer.clone().serve()));
+        mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Awake);
     let link = Link::new();
     let (running, over) = (link.clone(), ours.clone());
     tokio::spawn(async move {
         running.run(&over, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages }).await
     });
+    (link, ours)
+}
+
+fn connected(here: Stream, there: Stream) -> Pair {
+    let peer = Peer { got: Arc::default(), may_take: Arc::new(Semaphore::new(0)) };
+    let (link, ours) = saying_over(here);
+    let (theirs, _, server) =
+        mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(there, Waiting::Awake);
+    tokio::spawn(mux::serve(server, peer.clone().serve()));
     Pair { link, ours, theirs, peer }
 }
 
@@ -224,21 +230,13 @@ impl Process for Keeper {
 #[tokio::test]
 async fn a_small_value_that_is_kept_keeps_nothing_else_of_what_was_read() {
     let (here, there) = UnixStream::pair().unwrap();
-    let (ours, _, _) = mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
-        Stream::Unix(here),
-        Waiting::Asleep,
-    );
+    let (link, _ours) = saying_over(Stream::Unix(here));
     let (_theirs, _, server) = mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
         Stream::Unix(there),
         Waiting::Asleep,
     );
     let keeper = Keeper::default();
     tokio::spawn(mux::serve(server, keeper.clone().serve()));
-    let link = Link::new();
-    let running = link.clone();
-    tokio::spawn(async move {
-        running.run(&ours, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages }).await
-    });
     for number in 0..3 {
         let task = TaskId { owner: ProcessId(1), seq: number };
         let value = ObjectValue::Inline(Packed::plain(vec![7; 100].into()));
@@ -256,15 +254,7 @@ async fn a_small_value_that_is_kept_keeps_nothing_else_of_what_was_read() {
 #[tokio::test]
 async fn a_connection_that_is_closed_does_not_wait_for_a_peer_that_reads_nothing() {
     let (here, unread) = UnixStream::pair().unwrap();
-    let (ours, _, _) = mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
-        Stream::Unix(here),
-        Waiting::Asleep,
-    );
-    let link = Link::new();
-    let (running, over) = (link.clone(), ours.clone());
-    tokio::spawn(async move {
-        running.run(&over, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages }).await
-    });
+    let (link, ours) = saying_over(Stream::Unix(here));
     for number in 0..8 {
         link.send(megabyte(number));
     }
