@@ -56,7 +56,7 @@ const TURN: usize = 32;
 /// would take back what was written last.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long the other side may take for what was queued before a connection was closed here. One that stands still reads nothing of it.
+/// How long the other side may take nothing of what was queued before a connection was closed here.
 const TAKES: Duration = Duration::from_secs(5);
 
 /// The longest deadline that is taken from a peer. The timer wheel behind it takes no more than about two years, and adding
@@ -307,7 +307,11 @@ where
                 // Whoever reads nothing holds nobody up who leaves.
                 () = async {
                     closing.closed().await;
-                    tokio::time::sleep(TAKES).await;
+                    let mut before = None;
+                    while before != Some(closing.written()) {
+                        before = Some(closing.written());
+                        tokio::time::sleep(TAKES).await;
+                    }
                 } => false,
                 ended = writing => {
                     closing.close();

@@ -4,6 +4,7 @@
 //! was under way. Frames that can wait ([`Urgency::Patient`]) go with the next ones that cannot, or after a moment.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub(crate) struct Outbox {
     wake_writer: Notify,
     /// Told of the end, also when the writer waits for a peer that reads nothing.
     closes: Notify,
+    /// Bytes that were written.
+    written: AtomicU64,
     answers: OnceLock<Arc<dyn Answers>>,
 }
 
@@ -167,6 +170,11 @@ impl Outbox {
         self.closes.notified().await;
     }
 
+    /// How many bytes were written so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
     /// Writes until the connection is closed. The `probe` is written when nothing else was for as long as `every` says each time.
     pub(crate) async fn write_loop(
         &self,
@@ -193,7 +201,7 @@ impl Outbox {
             ripe = false;
             if !sending.is_empty() {
                 ebb.holds(sending.len());
-                write_all(socket, &sending).await?;
+                self.write_all(socket, &sending).await?;
                 sending.clear();
                 // One huge message must not hold its memory at all.
                 if sending.capacity() > 2 * HIGH {
@@ -238,6 +246,22 @@ impl Outbox {
             }
         }
     }
+
+    async fn write_all(&self, socket: &Socket, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match socket.try_write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    self.written.fetch_add(count as u64, Ordering::Relaxed);
+                    bytes = &bytes[count..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
+                Err(error) if lacks_memory(&error) => tokio::time::sleep(WITHOUT_MEMORY).await,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// How often a write is tried for which the kernel has no memory. That of a control group at its limit comes back.
@@ -246,17 +270,4 @@ const WITHOUT_MEMORY: Duration = Duration::from_millis(10);
 fn lacks_memory(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::NOBUFS | Errno::NOMEM))
-}
-
-async fn write_all(socket: &Socket, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match socket.try_write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
-            Err(error) if lacks_memory(&error) => tokio::time::sleep(WITHOUT_MEMORY).await,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 
@@ -12,16 +13,18 @@ use crate::stream::Stream;
 pub fn ended(stream: &Stream) -> impl Future<Output = ()> + use<> {
     let process = process_of(stream);
     async move {
-        match process.map(|process| watch(process, Interest::READABLE)) {
-            Some(Ok(process)) if process.readable().await.is_ok() => {}
+        match process.map(|process| process.map(|process| watch(process, Interest::READABLE))) {
+            // It has ended before this was asked.
+            Some(Err(Errno::SRCH)) => {}
+            Some(Ok(Ok(process))) if process.readable().await.is_ok() => {}
             _ => std::future::pending().await,
         }
     }
 }
 
-fn process_of(stream: &Stream) -> Option<OwnedFd> {
+fn process_of(stream: &Stream) -> Option<rustix::io::Result<OwnedFd>> {
     let Stream::Unix(unix) = stream else { return None };
     // Of another namespace it is 0.
     let pid = Pid::from_raw(unix.peer_cred().ok()?.pid()?)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
+    Some(pidfd_open(pid, PidfdFlags::empty()))
 }
