@@ -289,3 +289,42 @@ fn synchronous_methods_have_a_runtime_of_their_own_also_when_they_waited_for_the
     assert_eq!(sum_of(actor.items(50)), 50 * (7 + 20 * 7 + 7));
     assert_eq!(sum_of(actor.items_that_borrow_nothing(50)), 350);
 }
+
+/// Computes for 50 us, or for as long as a file is not there.
+struct Computes;
+
+#[wingbeat::actor]
+impl Computes {
+    fn new() -> Self {
+        Computes
+    }
+    fn shortly(&self, number: u64) -> u64 {
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < Duration::from_micros(50) {
+            std::hint::spin_loop();
+        }
+        number
+    }
+    fn until_there(&self, file: std::path::PathBuf) {
+        while !file.exists() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn results_of_short_calls_do_not_wait_for_a_long_one_behind_them() {
+    let _local = Local::start(1);
+    let computes = Computes::remote();
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..100 {
+        let short: Vec<_> = (0..5).map(|number| computes.shortly(number)).collect();
+        let file = folder.path().join(round.to_string());
+        let long = computes.until_there(file.clone());
+        let (ready, late) = wait_blocking(short, 5, Some(Duration::from_secs(60))).unwrap();
+        assert!(late.is_empty(), "they wait for the long one");
+        assert_eq!(get_all_blocking(&ready).unwrap().iter().sum::<u64>(), 10);
+        std::fs::write(file, "").unwrap();
+        long.get_blocking().unwrap();
+    }
+}
